@@ -1,0 +1,76 @@
+//! `max_active`: how many threads may be in the kernel at once.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use crate::sys::affinity::Cpus;
+
+/// The bound on the threads that give memory back at once, the caller among
+/// them.
+///
+/// A clone is the same bound: keep one, hand the other to a
+/// [`Teardown`](crate::Teardown), and [`set`](Self::set) works while the job
+/// runs. Lowered, the surplus threads leave after their batch; raised, helpers
+/// come when the caller next finishes one.
+///
+/// ```
+/// let width = mmzap::MaxActive::new(4);
+/// let job = mmzap::Teardown::new(mmzap::Operation::Discard).max_active(width.clone());
+/// width.set(1);
+/// # drop(job);
+/// ```
+#[derive(Clone, Debug)]
+pub struct MaxActive(Arc<AtomicUsize>);
+
+impl MaxActive {
+    /// At most `threads`; 0 counts as 1, since the caller always works.
+    #[must_use]
+    pub fn new(threads: usize) -> Self {
+        Self(Arc::new(AtomicUsize::new(threads.max(1))))
+    }
+
+    /// The bound in force.
+    #[must_use]
+    pub fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Changes the bound, also of jobs that are running.
+    pub fn set(&self, threads: usize) {
+        // Relaxed: only the number itself is communicated.
+        self.0.store(threads.max(1), Ordering::Relaxed);
+    }
+}
+
+impl From<usize> for MaxActive {
+    fn from(threads: usize) -> Self {
+        Self::new(threads)
+    }
+}
+
+/// The width that a job has by default: the physical cores that this thread
+/// may use.
+///
+/// The smaller of what affinity and cgroup quotas leave
+/// (`std::thread::available_parallelism`, which reads the quotas of all
+/// ancestors) and the physical cores of the machine (`num_cpus`): two threads
+/// of one core share what the work is bound by.
+#[must_use]
+pub fn default_max_active() -> usize {
+    let available = std::thread::available_parallelism().map_or(1, usize::from);
+    available.min(physical_cores()).max(1)
+}
+
+/// Physical cores of the machine; at least 1.
+#[must_use]
+pub fn physical_cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| num_cpus::get_physical().max(1))
+}
+
+/// The CPUs of the thread that asks for help, for its helpers to use.
+pub(crate) fn callers_cpus() -> Option<Cpus> {
+    Cpus::mine().ok()
+}

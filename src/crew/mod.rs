@@ -1,0 +1,169 @@
+//! The pool of helper threads. README.md beside this file has the protocol.
+
+mod limit;
+
+use std::{
+    collections::VecDeque,
+    process,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicPtr, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{error::Errno, sys::thread};
+pub(crate) use limit::callers_cpus;
+pub use limit::{MaxActive, default_max_active, physical_cores};
+
+/// Work that helpers can join.
+pub(crate) trait Work: Send + Sync {
+    /// Works until nothing is left to take, or one helper fewer is allowed.
+    fn help(&self);
+}
+
+/// How long a helper waits for the next job. Long enough that a program that
+/// frees ten times a second keeps its helpers, short enough that one that
+/// freed once is soon back to its own threads.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// A pool of this process.
+pub(crate) struct Crew {
+    /// The process that made it: after a fork its threads do not exist.
+    pid: u32,
+    state: Mutex<State>,
+    posted: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Work with open seats, oldest first.
+    open: VecDeque<(Arc<dyn Work>, usize)>,
+    /// Helpers that wait.
+    idle: usize,
+    /// Helpers that exist.
+    threads: usize,
+}
+
+impl State {
+    fn seats(&self) -> usize {
+        self.open.iter().map(|(_, seats)| seats).sum()
+    }
+
+    fn take_seat(&mut self) -> Option<Arc<dyn Work>> {
+        let (work, seats) = self.open.front_mut()?;
+        *seats -= 1;
+        if *seats == 0 {
+            return self.open.pop_front().map(|(work, _)| work);
+        }
+        Some(Arc::clone(work))
+    }
+}
+
+impl Crew {
+    /// The pool of this process, made when first asked for.
+    ///
+    /// A forked child finds its parent's pool and makes one of its own; the
+    /// parent's is left behind unlocked and unread, since a thread that is not
+    /// there may have held its lock.
+    pub(crate) fn get() -> &'static Self {
+        static CREW: AtomicPtr<Crew> = AtomicPtr::new(std::ptr::null_mut());
+        let pid = process::id();
+        let seen = CREW.load(Ordering::Acquire);
+        // SAFETY: what is stored here was leaked from a box and is never freed.
+        if let Some(crew) = unsafe { seen.as_ref() }
+            && crew.pid == pid
+        {
+            return crew;
+        }
+        let new = Box::into_raw(Box::new(Self {
+            pid,
+            state: Mutex::default(),
+            posted: Condvar::new(),
+        }));
+        match CREW.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: just leaked from a box, never freed.
+            Ok(_) => unsafe { &*new },
+            Err(other) => {
+                // SAFETY: `new` was never shown to anybody; `other` was stored
+                // by another thread of this process just now, as above.
+                unsafe {
+                    drop(Box::from_raw(new));
+                    &*other
+                }
+            }
+        }
+    }
+
+    /// Offers `seats` seats at `work`, wakes idle helpers, starts new ones.
+    ///
+    /// # Errors
+    /// The errno with which the system refused a thread; the seats stay open
+    /// for helpers that exist.
+    pub(crate) fn post(&'static self, work: &Arc<dyn Work>, seats: usize) -> Result<(), Errno> {
+        if seats == 0 {
+            return Ok(());
+        }
+        let mut state = self.lock();
+        state.open.push_back((Arc::clone(work), seats));
+        let missing = state.seats().saturating_sub(state.idle);
+        let to_start = missing.min(seats);
+        state.threads += to_start;
+        drop(state);
+        for _ in to_start..seats {
+            self.posted.notify_one();
+        }
+        for started in 0..to_start {
+            if let Err(refusal) = thread::spawn_quiet("mmzap", move || self.serve()) {
+                self.lock().threads -= to_start - started;
+                return Err(Errno(refusal.raw_os_error().unwrap_or(0)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back the seats that nobody took.
+    pub(crate) fn withdraw(&self, work: &Arc<dyn Work>) {
+        self.lock()
+            .open
+            .retain(|(other, _)| !Arc::ptr_eq(other, work));
+    }
+
+    fn serve(&self) {
+        thread::stand_back();
+        let mut state = self.lock();
+        loop {
+            if let Some(work) = state.take_seat() {
+                drop(state);
+                work.help();
+                drop(work);
+                state = self.lock();
+                continue;
+            }
+            state.idle += 1;
+            let (again, wait) = self
+                .posted
+                .wait_timeout(state, IDLE)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = again;
+            state.idle -= 1;
+            if wait.timed_out() && state.open.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics while the state is half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(test)]
+    fn threads(&self) -> usize {
+        self.lock().threads
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! What this kernel and this sandbox allow, and what mmzap does instead.
+
+use std::sync::OnceLock;
+
+use crate::{
+    error::Errno,
+    operation::Advice,
+    sys::probe::{self, Vectors},
+};
+
+/// One thing that a kernel may or may not offer.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Capability {
+    /// A short name.
+    pub name: &'static str,
+    /// Whether it works here, by trying it on a throwaway page.
+    pub available: bool,
+    /// What was found.
+    pub detail: String,
+    /// What mmzap does where it is missing.
+    pub fallback: &'static str,
+}
+
+/// All of them; see [`capabilities`].
+#[derive(Clone, Debug)]
+pub struct Capabilities(Vec<Capability>);
+
+impl Capabilities {
+    /// The capabilities, in the order in which `mmzap doctor` prints them.
+    #[must_use]
+    pub fn list(&self) -> &[Capability] {
+        &self.0
+    }
+}
+
+/// Tries everything that mmzap can make use of, once for the process.
+///
+/// A sandbox that kills for an unknown call kills here: a job itself tries
+/// only what it needs.
+#[must_use]
+pub fn capabilities() -> &'static Capabilities {
+    static ALL: OnceLock<Capabilities> = OnceLock::new();
+    ALL.get_or_init(|| Capabilities(probe_all()))
+}
+
+fn probe_all() -> Vec<Capability> {
+    let by = |name, answer: Result<(), Errno>, fallback| Capability {
+        name,
+        available: answer.is_ok(),
+        detail: match answer {
+            Ok(()) => "works".to_owned(),
+            Err(errno) => format!("{errno:?}"),
+        },
+        fallback,
+    };
+    let advice = |name, advice, fallback| by(name, probe::advice(advice), fallback);
+    let vectors = probe::vectors();
+    vec![
+        advice(
+            "madvise DONTNEED",
+            Advice::DontNeed,
+            "nothing can be discarded; munmap on one thread",
+        ),
+        Capability {
+            name: "process_madvise on itself",
+            available: !matches!(vectors, Vectors::No(_)),
+            detail: match vectors {
+                Vectors::Itself => "works, by PIDFD_SELF".to_owned(),
+                Vectors::Pidfd => "works, by pidfd_open".to_owned(),
+                Vectors::No(errno) => format!("{errno:?} (Linux 6.13 has it)"),
+            },
+            fallback: "one madvise for each range, on one thread where ranges are small",
+        },
+        advice(
+            "madvise DONTNEED_LOCKED",
+            Advice::DontNeedLocked,
+            "mlocked memory is reported and stays, or goes when it is unmapped",
+        ),
+        advice(
+            "madvise FREE",
+            Advice::Free,
+            "lazy free is refused; discard instead",
+        ),
+        advice("madvise COLD", Advice::Cold, "the hint is refused"),
+        advice("madvise PAGEOUT", Advice::PageOut, "paging out is refused"),
+        Capability {
+            name: "PROCMAP_QUERY",
+            available: probe::procmap_query(),
+            detail: if probe::procmap_query() {
+                "works"
+            } else {
+                "no answer (Linux 6.11 has it)"
+            }
+            .to_owned(),
+            fallback: "/proc/self/maps is read once for a job",
+        },
+        by(
+            "pidfd_open",
+            probe::pidfd_open(),
+            "signals by process number",
+        ),
+        by(
+            "process_mrelease",
+            probe::process_mrelease(),
+            "a killed process frees its memory alone",
+        ),
+        Capability {
+            name: "transparent huge pages",
+            available: probe::transparent_huge_pages().is_some_and(|mode| mode != "never"),
+            detail: probe::transparent_huge_pages().unwrap_or_else(|| "not built in".to_owned()),
+            fallback: "4 KiB pages: freeing costs more, and threads help more",
+        },
+    ]
+}

@@ -1,0 +1,26 @@
+#![doc = include_str!("../README.md")]
+#![warn(missing_docs)]
+
+mod crew;
+mod doctor;
+mod error;
+pub mod exit;
+pub mod gather;
+mod map;
+pub mod mapping;
+mod operation;
+mod owned;
+mod range;
+mod report;
+mod sys;
+mod teardown;
+
+pub use crew::{MaxActive, default_max_active, physical_cores};
+pub use doctor::{Capabilities, Capability, capabilities};
+pub use error::{Errno, Error, Result};
+pub use map::{Map, MapOptions};
+pub use operation::Operation;
+pub use owned::OwnedMap;
+pub use range::{BadRange, Cut, PageRange};
+pub use report::{Reason, Report, Skipped};
+pub use teardown::{Cancel, Progress, Teardown};

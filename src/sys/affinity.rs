@@ -1,0 +1,29 @@
+//! Which CPUs a thread may use.
+
+use super::last_errno;
+use crate::error::Errno;
+
+/// A set of CPUs, as sched_getaffinity(2) tells it.
+///
+/// Sized for 8192 CPUs, the largest that x86-64 kernels are built for; a
+/// smaller set is refused with EINVAL by a kernel that knows more CPUs.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Cpus([usize; 8192 / usize::BITS as usize]);
+
+impl Cpus {
+    /// Those of the calling thread.
+    pub(crate) fn mine() -> Result<Self, Errno> {
+        let mut set = Self([0; _]);
+        // SAFETY: the kernel writes at most the size that is passed.
+        let rc = unsafe { libc::sched_getaffinity(0, size_of::<Self>(), (&raw mut set.0).cast()) };
+        if rc == 0 { Ok(set) } else { Err(last_errno()) }
+    }
+
+    /// Binds the calling thread to this set.
+    pub(crate) fn bind(&self) -> Result<(), Errno> {
+        // SAFETY: the kernel reads the size that is passed, the set's own.
+        let rc =
+            unsafe { libc::sched_setaffinity(0, size_of::<Self>(), (&raw const self.0).cast()) };
+        if rc == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+}

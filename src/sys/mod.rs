@@ -1,0 +1,91 @@
+//! The only directory that calls libc.
+//!
+//! Contract of every function that takes a [`PageRange`]: the range is
+//! non-empty, page-aligned and does not wrap (its type says so); the answer is
+//! the kernel's, with the errno as a value, and nothing is retried or hidden
+//! here except `EINTR`. Deciding what an answer means is the callers' work.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub(crate) mod affinity;
+pub(crate) mod linux;
+pub(crate) mod mmap;
+pub(crate) mod probe;
+pub(crate) mod procmap;
+#[cfg(test)]
+pub(crate) mod scripted;
+pub(crate) mod stop;
+pub(crate) mod thread;
+
+use std::sync::OnceLock;
+
+use crate::{
+    error::Errno,
+    mapping::{Mappings, Trait},
+    operation::Advice,
+    range::PageRange,
+};
+
+/// What the library asks of a kernel; replaced by a script in tests.
+pub(crate) trait Kernel: Sync {
+    /// madvise(2) over one range.
+    fn advise(&self, range: PageRange, advice: Advice) -> Result<(), Errno>;
+
+    /// process_madvise(2) on this process: bytes of the whole leading ranges
+    /// that were done. `None` where the call is not to be had.
+    fn advise_vector(&self, ranges: &[PageRange], advice: Advice) -> Option<Result<usize, Errno>>;
+
+    /// Whether [`advise_vector`](Self::advise_vector) is to be had.
+    fn has_vectors(&self) -> bool;
+
+    /// munmap(2).
+    fn unmap(&self, range: PageRange) -> Result<(), Errno>;
+
+    /// What is mapped, looked up as asked.
+    type Mappings: Mappings;
+
+    /// A fresh view of what is mapped.
+    fn mappings(&self) -> Self::Mappings;
+
+    /// What hides behind a refusal: locks, seals, device memory.
+    fn traits_at(&self, addr: usize) -> Vec<Trait>;
+}
+
+/// Ranges that one process_madvise(2) takes: `UIO_MAXIOV`.
+pub(crate) const VECTOR_RANGES_MAX: usize = 1024;
+
+/// Bytes that one process_madvise(2) takes. The kernel cuts a vector silently
+/// to `MAX_RW_COUNT`, 2 GiB less one page; a batch that stays below it needs
+/// no second call.
+pub(crate) const VECTOR_BYTES_MAX: usize = 0x7fff_f000;
+
+/// Where user space ends: no mapping can lie above it.
+pub(crate) const USER_SPACE_END: usize = if cfg!(target_pointer_width = "64") {
+    // Five-level page tables; the kernel's half begins far above.
+    1 << 56
+} else {
+    0xffff_f000
+};
+
+pub(crate) fn page_bytes() -> usize {
+    static PAGE: OnceLock<usize> = OnceLock::new();
+    *PAGE.get_or_init(|| {
+        // SAFETY: sysconf takes any name and only returns a number.
+        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(bytes)
+            .ok()
+            .filter(|bytes| bytes.is_power_of_two())
+            .unwrap_or(4096)
+    })
+}
+
+pub(crate) const EPERM: Errno = Errno(libc::EPERM);
+pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
+pub(crate) const EACCES: Errno = Errno(libc::EACCES);
+pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
+pub(crate) const EAGAIN: Errno = Errno(libc::EAGAIN);
+pub(crate) const ESRCH: Errno = Errno(libc::ESRCH);
+pub(crate) const ENOSYS: Errno = Errno(libc::ENOSYS);
+
+pub(crate) fn last_errno() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}

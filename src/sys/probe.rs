@@ -1,0 +1,128 @@
+//! What this kernel and this sandbox allow, found out by effect.
+//!
+//! Each probe works on a throwaway page of its own and is made once, when
+//! somebody first needs the answer: a sandbox that punishes a call is not
+//! provoked by a program that never needs it.
+
+use std::sync::OnceLock;
+
+use super::{
+    ENOSYS, last_errno,
+    linux::{self, PIDFD_SELF_THREAD, Pidfd},
+    mmap::Region,
+    page_bytes, procmap,
+};
+use crate::{error::Errno, operation::Advice};
+
+/// How vectors reach this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vectors {
+    /// By `PIDFD_SELF_THREAD`, without a descriptor.
+    Itself,
+    /// By a descriptor of pidfd_open(2).
+    Pidfd,
+    /// Not at all, and with what answer.
+    No(Errno),
+}
+
+impl Vectors {
+    pub(crate) fn open(self) -> Option<Pidfd> {
+        match self {
+            Self::Itself => Some(Pidfd::Itself),
+            Self::Pidfd => Pidfd::open().ok(),
+            Self::No(_) => None,
+        }
+    }
+}
+
+/// Whether process_madvise(2) discards this process's own pages (Linux 6.13).
+pub(crate) fn vectors() -> Vectors {
+    static ANSWER: OnceLock<Vectors> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let by_itself = discards_by(PIDFD_SELF_THREAD);
+        if by_itself.is_ok() {
+            return Vectors::Itself;
+        }
+        let by_pidfd = Pidfd::open().and_then(|fd| match fd {
+            Pidfd::Open(fd) => discards_by(std::os::fd::AsRawFd::as_raw_fd(&fd)),
+            Pidfd::Itself => by_itself,
+        });
+        match by_pidfd {
+            Ok(()) => Vectors::Pidfd,
+            Err(errno) => Vectors::No(errno),
+        }
+    })
+}
+
+fn discards_by(pidfd: i32) -> Result<(), Errno> {
+    let page = page_bytes();
+    let region = Region::map(2 * page)?;
+    let (first, second) = region.range().split_at(region.range().start() + page);
+    let ranges = [first.ok_or(super::EINVAL)?, second.ok_or(super::EINVAL)?];
+    let bytes = region.range().start() as *mut u8;
+    // SAFETY: both bytes lie in the region that was just mapped.
+    unsafe {
+        bytes.write_volatile(1);
+        bytes.add(page).write_volatile(1);
+    }
+    let done = linux::process_madvise(pidfd, &ranges, Advice::DontNeed)?;
+    // SAFETY: as above; discarding keeps the pages mapped.
+    let zero = unsafe { bytes.read_volatile() == 0 && bytes.add(page).read_volatile() == 0 };
+    if done == 2 * page && zero {
+        Ok(())
+    } else {
+        Err(ENOSYS)
+    }
+}
+
+/// Whether PROCMAP_QUERY answers.
+pub(crate) fn procmap_query() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(procmap::answers)
+}
+
+/// What the kernel says of an advice on an ordinary private page.
+pub(crate) fn advice(advice: Advice) -> Result<(), Errno> {
+    let region = Region::map(page_bytes())?;
+    // SAFETY: the byte lies in the region that was just mapped.
+    unsafe { (region.range().start() as *mut u8).write_volatile(1) };
+    linux::advise(region.range(), advice)
+}
+
+/// Whether process_mrelease(2) exists (Linux 5.15).
+pub(crate) fn process_mrelease() -> Result<(), Errno> {
+    // SAFETY: plain numbers; no process has the descriptor −1.
+    let rc = unsafe { libc::syscall(libc::SYS_process_mrelease, -1, 0) };
+    match if rc == 0 { Errno(0) } else { last_errno() } {
+        Errno(0 | libc::EBADF) => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+/// Whether pidfd_open(2) works on this process.
+pub(crate) fn pidfd_open() -> Result<(), Errno> {
+    Pidfd::open().map(drop)
+}
+
+/// Page size of the default huge-page file system, in bytes.
+pub(crate) fn hugetlb_page_bytes() -> usize {
+    static ANSWER: OnceLock<usize> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        std::fs::read_to_string("/proc/meminfo")
+            .ok()
+            .and_then(|text| {
+                let line = text.lines().find_map(|l| l.strip_prefix("Hugepagesize:"))?;
+                let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+                kib.checked_mul(1024)
+            })
+            .filter(|bytes| bytes.is_power_of_two())
+            .unwrap_or(2 << 20)
+    })
+}
+
+/// Whether transparent huge pages can be had, by the word of sysfs.
+pub(crate) fn transparent_huge_pages() -> Option<String> {
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
+    let chosen = text.split_once('[')?.1.split_once(']')?.0;
+    Some(chosen.to_owned())
+}

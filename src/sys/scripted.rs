@@ -1,0 +1,177 @@
+//! A kernel for tests: an address space made up, answers made to order.
+//!
+//! It follows the real one in what matters: a hole lets the rest be done and
+//! ends in ENOMEM, any other refusal stops there, and a vector counts only
+//! whole ranges.
+
+use std::{collections::VecDeque, sync::Mutex};
+
+use super::{EINVAL, ENOMEM, EPERM, Kernel, VECTOR_BYTES_MAX};
+use crate::{
+    error::Errno,
+    mapping::{Found, Kind, Mapping, Mappings, Trait},
+    operation::Advice,
+    range::PageRange,
+};
+
+/// A mapping with what smaps would tell.
+#[derive(Clone, Debug)]
+pub(crate) struct Fake {
+    pub(crate) mapping: Mapping,
+    pub(crate) traits: Vec<Trait>,
+}
+
+impl Fake {
+    pub(crate) fn new(start: usize, len: usize, traits: &[Trait]) -> Self {
+        let mapping = Mapping {
+            range: PageRange::new(start, len, 4096).expect("pages"),
+            kind: Kind::Anonymous,
+            page_bytes: 4096,
+            writable: true,
+        };
+        Self {
+            mapping,
+            traits: traits.to_vec(),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Scripted {
+    pub(crate) space: Vec<Fake>,
+    /// Answers that come before the simulated ones.
+    pub(crate) singles: Mutex<VecDeque<Result<(), Errno>>>,
+    pub(crate) vectors: Mutex<VecDeque<Option<Result<usize, Errno>>>>,
+    /// Every page range that was really advised, in order.
+    pub(crate) advised: Mutex<Vec<PageRange>>,
+    pub(crate) unmapped: Mutex<Vec<PageRange>>,
+    pub(crate) blind: bool,
+    /// Called at each single advice: where a test holds a thread in the kernel.
+    pub(crate) on_advise: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+pub(crate) struct View(Vec<Mapping>, bool);
+
+impl Mappings for View {
+    fn at_or_after(&mut self, addr: usize) -> Found {
+        if self.1 {
+            Found::Unknown
+        } else {
+            self.0.as_slice().at_or_after(addr)
+        }
+    }
+}
+
+impl Scripted {
+    pub(crate) fn with(space: Vec<Fake>) -> Self {
+        Self {
+            space,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn advised_bytes(&self) -> usize {
+        self.advised
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|range| range.len())
+            .sum()
+    }
+
+    fn simulate(&self, range: PageRange, advice: Advice) -> Result<(), Errno> {
+        let mut at = range.start();
+        let mut hole = false;
+        for fake in &self.space {
+            let Some(part) = fake.mapping.range.intersect(range) else {
+                continue;
+            };
+            hole |= part.start() > at;
+            if fake.traits.contains(&Trait::Locked) && advice != Advice::DontNeedLocked {
+                return Err(EINVAL);
+            }
+            if fake.traits.contains(&Trait::Device) {
+                return Err(EINVAL);
+            }
+            if fake.traits.contains(&Trait::Sealed) {
+                return Err(EPERM);
+            }
+            self.advised.lock().unwrap().push(part);
+            at = part.end();
+        }
+        if hole || at < range.end() {
+            Err(ENOMEM)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Kernel for Scripted {
+    type Mappings = View;
+
+    fn advise(&self, range: PageRange, advice: Advice) -> Result<(), Errno> {
+        if let Some(hook) = &self.on_advise {
+            hook();
+        }
+        let scripted = self.singles.lock().unwrap().pop_front();
+        scripted.unwrap_or_else(|| self.simulate(range, advice))
+    }
+
+    fn advise_vector(&self, ranges: &[PageRange], advice: Advice) -> Option<Result<usize, Errno>> {
+        if let Some(answer) = self.vectors.lock().unwrap().pop_front() {
+            if let Some(Ok(bytes)) = answer {
+                let mut left = bytes;
+                for range in ranges {
+                    if let (Some(part), _) = range.split_at(range.start() + left.min(range.len())) {
+                        self.advised.lock().unwrap().push(part);
+                        left -= part.len();
+                    }
+                }
+            }
+            return answer;
+        }
+        let mut done = 0;
+        for range in ranges {
+            if done + range.len() > VECTOR_BYTES_MAX {
+                return Some(Ok(done));
+            }
+            match self.simulate(*range, advice) {
+                Ok(()) => done += range.len(),
+                Err(errno) if done == 0 => return Some(Err(errno)),
+                Err(_) => return Some(Ok(done)),
+            }
+        }
+        Some(Ok(done))
+    }
+
+    fn has_vectors(&self) -> bool {
+        true
+    }
+
+    fn unmap(&self, range: PageRange) -> Result<(), Errno> {
+        let sealed = |fake: &Fake| {
+            fake.traits.contains(&Trait::Sealed) && fake.mapping.range.intersect(range).is_some()
+        };
+        if self.space.iter().any(sealed) {
+            return Err(EPERM);
+        }
+        self.unmapped.lock().unwrap().push(range);
+        Ok(())
+    }
+
+    fn mappings(&self) -> View {
+        View(
+            self.space.iter().map(|fake| fake.mapping.clone()).collect(),
+            self.blind,
+        )
+    }
+
+    fn traits_at(&self, addr: usize) -> Vec<Trait> {
+        self.space
+            .iter()
+            .find(|fake| fake.mapping.range.start() <= addr && addr < fake.mapping.range.end())
+            .map(|fake| fake.traits.clone())
+            .unwrap_or_default()
+    }
+}

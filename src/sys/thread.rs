@@ -1,0 +1,76 @@
+//! How a helper thread is born and runs.
+
+use std::{io, mem::MaybeUninit, thread, time::Duration};
+
+/// Stack of a helper, in bytes: room for a vector of 1024 ranges and for the
+/// explanation of a refusal. glibc refuses stacks that cannot hold the
+/// program's thread-local storage; then the caller works alone.
+const STACK_BYTES: usize = 256 << 10;
+
+/// How far helpers stand back, in steps of nice(2).
+///
+/// With a third thread busy on two CPUs, helpers at the caller's own priority
+/// take its turns away for whole scheduling periods; measured for 10 in
+/// docs/measurements.md (scenario `bystander`). An idle CPU serves them all the
+/// same.
+const NICE: i32 = 10;
+
+/// Starts a thread that no signal handler of the program ever runs on.
+///
+/// # Errors
+/// Those of pthread_create(3): no memory, RLIMIT_NPROC, a cgroup's pids.max.
+pub(crate) fn spawn_quiet(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<thread::JoinHandle<()>> {
+    let builder = thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(STACK_BYTES);
+    with_signals_blocked(|| builder.spawn(body))
+}
+
+/// Runs `body` with every signal blocked, so that what it starts inherits that.
+fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are written before they are read.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let result = body();
+    // SAFETY: `before` was filled by the call above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    result
+}
+
+/// Leaves a real-time class that was inherited, and stands back from the
+/// program's own threads. What is refused stays as it was.
+pub(crate) fn stand_back() {
+    // SAFETY: plain numbers and a struct of one; 0 is the calling thread.
+    unsafe {
+        let policy = libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK;
+        if policy != libc::SCHED_OTHER && policy != libc::SCHED_BATCH && policy != libc::SCHED_IDLE
+        {
+            let normal = libc::sched_param { sched_priority: 0 };
+            libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const normal);
+        }
+        let thread = libc::syscall(libc::SYS_gettid) as libc::id_t;
+        let now = libc::getpriority(libc::PRIO_PROCESS, thread);
+        libc::setpriority(libc::PRIO_PROCESS, thread, now.saturating_add(NICE).min(19));
+    }
+}
+
+/// CPU time of the calling thread so far.
+pub(crate) fn cpu_time() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or(0),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
+}

@@ -1,0 +1,308 @@
+//! One job: the caller's deque, who may take from it, and the account.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use crossbeam_deque::{Steal, Stealer, Worker};
+use crossbeam_utils::CachePadded;
+
+use super::{Progress, execute};
+use crate::{
+    crew::{self, Crew, MaxActive, Work},
+    error::Errno,
+    gather::{Batch, Planned},
+    operation::Operation,
+    report::{Problems, Reason, Report},
+    sys::{Kernel, affinity::Cpus, thread},
+};
+
+/// Batches ready for others when the caller goes into the kernel: crossbeam's
+/// deque holds this many without growing.
+const READY_BATCHES: usize = 64;
+
+/// Stops a job between two batches, from any thread.
+///
+/// ```
+/// let cancel = mmzap::Cancel::default();
+/// let job = mmzap::Teardown::new(mmzap::Operation::Discard).cancel(&cancel);
+/// cancel.now();
+/// # drop(job);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Stops the jobs that were given this token, for good. Batches in the
+    /// kernel are finished; the rest is reported as cancelled.
+    pub fn now(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`now`](Self::now) was called.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What helpers and caller share. The protocol is in crew/README.md.
+pub(super) struct Job<K> {
+    kernel: K,
+    operation: Operation,
+    batches: Stealer<Batch>,
+    max_active: MaxActive,
+    cancel: Cancel,
+    /// The caller was torn away by a panic: what is left is not to be done.
+    abandoned: AtomicBool,
+    /// Where the caller may run, and so its helpers.
+    cpus: Option<Cpus>,
+    /// Batches pushed and not finished.
+    unfinished: CachePadded<AtomicUsize>,
+    /// Threads that may be in the kernel for this job, the caller included.
+    active: CachePadded<AtomicUsize>,
+    /// Seats posted whose helpers have not left yet.
+    seated: AtomicUsize,
+    tally: Mutex<Tally>,
+    finished: Condvar,
+}
+
+/// The account, brought in batch by batch.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) done_bytes: usize,
+    pub(super) batches: usize,
+    pub(super) system_calls: usize,
+    pub(super) steals: usize,
+    pub(super) helpers: usize,
+    pub(super) helper_cpu: Duration,
+    pub(super) problems: Problems,
+}
+
+impl<K: Kernel + Send + 'static> Job<K> {
+    /// Runs `plan` to its end on this thread and up to `max_active` − 1 others.
+    pub(super) fn run(
+        kernel: K,
+        operation: Operation,
+        max_active: MaxActive,
+        cancel: Cancel,
+        plan: impl Iterator<Item = Planned>,
+        progress: &mut dyn FnMut(usize),
+        report: &mut Report,
+    ) {
+        let deque = Worker::new_fifo();
+        let wide = max_active.get() > 1;
+        let job = Arc::new(Self {
+            kernel,
+            operation,
+            batches: deque.stealer(),
+            max_active,
+            cancel,
+            abandoned: AtomicBool::new(false),
+            cpus: wide.then(crew::callers_cpus).flatten(),
+            unfinished: CachePadded::new(AtomicUsize::new(0)),
+            active: CachePadded::new(AtomicUsize::new(1)),
+            seated: AtomicUsize::new(0),
+            tally: Mutex::default(),
+            finished: Condvar::new(),
+        });
+        let mut caller = Caller {
+            work: Arc::clone(&job) as Arc<dyn Work>,
+            job: &job,
+            deque: &deque,
+            refused: None,
+            asked: false,
+        };
+        caller.drain(plan, progress);
+        let refused = caller.refused;
+        drop(caller); // waits for the helpers
+        let tally = std::mem::take(&mut *job.tally());
+        report.helpers_refused = report.helpers_refused.or(refused);
+        tally.add_to(report);
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does one batch, or passes it by after a cancellation.
+    fn finish(&self, batch: &Batch, cpu_since: Option<Duration>) {
+        let mut part = Tally::default();
+        if self.cancel.is_cancelled() || self.abandoned.load(Ordering::Relaxed) {
+            for range in batch.ranges() {
+                part.problems
+                    .skip(range.start(), range.len(), Reason::Cancelled);
+            }
+        } else {
+            execute::batch(&self.kernel, self.operation, batch, &mut part);
+        }
+        if let Some(since) = cpu_since {
+            part.steals = 1;
+            part.helper_cpu = thread::cpu_time().saturating_sub(since);
+        }
+        let mut tally = self.tally();
+        tally.absorb(part);
+        if self.unfinished.fetch_sub(1, Ordering::Release) == 1 {
+            self.finished.notify_all();
+        }
+    }
+
+    /// Takes one of the places below `max_active`.
+    fn join(&self) -> bool {
+        self.active
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |active| {
+                (active < self.max_active.get()).then_some(active + 1)
+            })
+            .is_ok()
+    }
+
+    /// Gives the place up if there are more than `max_active` by now.
+    fn must_leave(&self) -> bool {
+        self.active
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |active| {
+                (active > self.max_active.get()).then_some(active - 1)
+            })
+            .is_ok()
+    }
+}
+
+impl<K: Kernel + Send + 'static> Work for Job<K> {
+    fn help(&self) {
+        if self.join() {
+            if let Some(cpus) = &self.cpus {
+                // A refusal leaves the helper where it is allowed to be.
+                let _ = cpus.bind();
+            }
+            let mut first = true;
+            loop {
+                let batch = match self.batches.steal() {
+                    Steal::Success(batch) => batch,
+                    Steal::Retry => continue,
+                    Steal::Empty => {
+                        self.active.fetch_sub(1, Ordering::Relaxed);
+                        break;
+                    }
+                };
+                if std::mem::take(&mut first) {
+                    self.tally().helpers += 1;
+                }
+                self.finish(&batch, Some(thread::cpu_time()));
+                if self.must_leave() {
+                    break;
+                }
+            }
+        }
+        self.seated.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The calling thread's side; dropping it waits for what helpers have taken,
+/// also when a progress callback panics, so that nobody works on memory whose
+/// owner has gone.
+struct Caller<'a, K: Kernel + Send + 'static> {
+    work: Arc<dyn Work>,
+    job: &'a Job<K>,
+    deque: &'a Worker<Batch>,
+    refused: Option<Errno>,
+    asked: bool,
+}
+
+impl<K: Kernel + Send + 'static> Caller<'_, K> {
+    fn drain(&mut self, mut plan: impl Iterator<Item = Planned>, progress: &mut dyn FnMut(usize)) {
+        let mut planned_all = false;
+        loop {
+            while !planned_all && self.deque.len() < READY_BATCHES - 1 {
+                match plan.next() {
+                    Some(Planned::Batch(batch)) => {
+                        self.job.unfinished.fetch_add(1, Ordering::Relaxed);
+                        self.deque.push(batch);
+                    }
+                    Some(Planned::Skip(range, reason)) => {
+                        self.job
+                            .tally()
+                            .problems
+                            .skip(range.start(), range.len(), reason);
+                    }
+                    None => planned_all = true,
+                }
+            }
+            self.recruit();
+            match self.deque.pop() {
+                Some(batch) => self.job.finish(&batch, None),
+                None if planned_all => return,
+                None => {}
+            }
+            progress(self.job.tally().done_bytes);
+        }
+    }
+
+    /// Offers seats for what lies ready, up to `max_active` and one thread for
+    /// each batch beyond the caller's own.
+    fn recruit(&mut self) {
+        let wanted = (self.job.max_active.get() - 1).min(self.deque.len().saturating_sub(1));
+        let seated = self.job.seated.load(Ordering::Relaxed);
+        if wanted <= seated || self.refused.is_some() {
+            return;
+        }
+        self.asked = true;
+        self.job
+            .seated
+            .fetch_add(wanted - seated, Ordering::Relaxed);
+        self.refused = Crew::get().post(&self.work, wanted - seated).err();
+    }
+}
+
+impl<K: Kernel + Send + 'static> Drop for Caller<'_, K> {
+    fn drop(&mut self) {
+        if self.asked {
+            Crew::get().withdraw(&self.work);
+        }
+        // After a panic: nobody shall take what the caller will not wait for.
+        while let Some(batch) = self.deque.pop() {
+            self.job.abandoned.store(true, Ordering::Relaxed);
+            self.job.finish(&batch, None);
+        }
+        let mut tally = self.job.tally();
+        while self.job.unfinished.load(Ordering::Acquire) > 0 {
+            tally = self
+                .job
+                .finished
+                .wait(tally)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Tally {
+    fn absorb(&mut self, part: Self) {
+        self.done_bytes += part.done_bytes;
+        self.batches += 1;
+        self.system_calls += part.system_calls;
+        self.steals += part.steals;
+        self.helper_cpu += part.helper_cpu;
+        self.problems.absorb(part.problems);
+    }
+
+    fn add_to(self, report: &mut Report) {
+        report.bytes_done += self.done_bytes;
+        report.batches += self.batches;
+        report.system_calls += self.system_calls;
+        report.steals += self.steals;
+        report.helpers = report.helpers.max(self.helpers);
+        report.helper_cpu += self.helper_cpu;
+        report.problems.absorb(self.problems);
+    }
+}
+
+impl Progress {
+    pub(super) fn of(done_bytes: usize, total_bytes: usize) -> Self {
+        Self {
+            done_bytes,
+            total_bytes,
+        }
+    }
+}

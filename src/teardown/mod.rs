@@ -1,0 +1,373 @@
+//! The main job: a builder, a run, a [`Report`].
+
+mod execute;
+mod job;
+mod unmap;
+
+use std::time::Instant;
+
+use crate::{
+    crew::{MaxActive, default_max_active},
+    error::Error,
+    gather::{Gather, Rules},
+    operation::Operation,
+    owned::OwnedMap,
+    range::{self, BadRange, PageRange},
+    report::{Reason, Report},
+    sys::{self, EINVAL, Kernel, linux::Linux, thread},
+};
+pub use job::Cancel;
+
+/// Below this many bytes one thread is done before a second one is awake: the
+/// job goes straight to the kernel, without threads, allocation or lookups.
+/// Waking a helper and ending its batch cost about 100 µs in a virtual
+/// machine, as much as 4 MiB of pages; docs/measurements.md, `small`.
+const DIRECT_BYTES: usize = 16 << 20;
+
+/// How far a job has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Bytes done so far.
+    pub done_bytes: usize,
+    /// Bytes of all ranges.
+    pub total_bytes: usize,
+}
+
+/// Gives memory back, on as many threads as allowed.
+///
+/// ```
+/// use mmzap::{Map, Operation, Teardown};
+///
+/// let mut map = Map::options().map(64 << 20)?;
+/// map[0] = 1;
+/// let report = Teardown::new(Operation::Discard).run(&mut map).into_result()?;
+/// assert_eq!(report.freed_bytes(), 64 << 20);
+/// assert_eq!(map[0], 0);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[must_use = "nothing happens until it is run"]
+pub struct Teardown<'a> {
+    operation: Operation,
+    max_active: Option<MaxActive>,
+    batch_bytes: Option<usize>,
+    progress: Option<Box<dyn FnMut(Progress) + 'a>>,
+    cancel: Cancel,
+}
+
+impl<'a> Teardown<'a> {
+    /// A job that does `operation`.
+    pub fn new(operation: Operation) -> Self {
+        Self {
+            operation,
+            max_active: None,
+            batch_bytes: None,
+            progress: None,
+            cancel: Cancel::default(),
+        }
+    }
+
+    /// How many threads may work at once, the caller included; by default
+    /// [`default_max_active`].
+    pub fn max_active(mut self, width: impl Into<MaxActive>) -> Self {
+        self.max_active = Some(width.into());
+        self
+    }
+
+    /// About how many bytes go to the kernel in one call; at most 1 GiB, and
+    /// by default chosen from the size of the job.
+    pub fn batch_bytes(mut self, bytes: usize) -> Self {
+        self.batch_bytes = Some(bytes);
+        self
+    }
+
+    /// Calls `callback` on the calling thread, after each of its own batches
+    /// and at the end. Jobs that go straight to the kernel call it once.
+    pub fn on_progress(mut self, callback: impl FnMut(Progress) + 'a) -> Self {
+        self.progress = Some(Box::new(callback));
+        self
+    }
+
+    /// Lets `token` stop the job between batches.
+    pub fn cancel(mut self, token: &Cancel) -> Self {
+        self.cancel = token.clone();
+        self
+    }
+
+    /// Works over ranges of this process: address and length in bytes.
+    ///
+    /// Each is cut inward to whole pages. They may overlap and come in any
+    /// order. What is empty, wraps, is not mapped or does not take the
+    /// operation is left alone and named in the report; the rest is done.
+    /// [`Operation::Unmap`] unmaps at the end, so a range of it that could not
+    /// be unmapped (sealed) may have been emptied.
+    ///
+    /// # Safety
+    /// For operations that destroy contents, nothing in the program may rely
+    /// on what the whole pages inside the ranges hold (or, for `Unmap`, on
+    /// their being mapped), no reference may point into them, and no other
+    /// thread may write to them until the call returns. `Discard` of a private
+    /// file mapping brings the file's contents back: relocated code and data of
+    /// a program or library must not be among the ranges.
+    /// [`Operation::LazyFree`] leaves pages that can turn to zero at any later
+    /// moment, until they are written.
+    pub unsafe fn run_raw<I>(&mut self, ranges: I) -> Report
+    where
+        I: IntoIterator<Item = (*mut u8, usize)>,
+    {
+        let started = Start::now();
+        let mut report = Report::new(self.operation);
+        let mut ranges = ranges.into_iter();
+        let mut pages: Vec<PageRange> = Vec::new();
+        loop {
+            let mut more = false;
+            for (addr, len) in ranges.by_ref() {
+                if let Some(range) = cut(addr.addr(), len, &mut report) {
+                    pages.push(range);
+                }
+                // No memory for more ranges: do these first.
+                if pages.len() == pages.capacity() && pages.try_reserve(pages.len().max(4)).is_err()
+                {
+                    more = !pages.is_empty();
+                    break;
+                }
+            }
+            range::normalize(&mut pages);
+            self.run_pages(&pages, &mut report);
+            if !more {
+                break;
+            }
+            pages.clear();
+        }
+        started.end(&mut report);
+        report
+    }
+
+    /// Works over an owned map and keeps it mapped.
+    ///
+    /// Two operations are refused with a failure in the report: `Unmap`, which
+    /// consumes the map ([`unmap`](Self::unmap)), and `LazyFree`, after which
+    /// bytes behind safe references would change on their own
+    /// ([`run_raw`](Self::run_raw)).
+    pub fn run<M: OwnedMap>(&mut self, map: &mut M) -> Report {
+        let started = Start::now();
+        let mut report = Report::new(self.operation);
+        let (addr, len) = map.bytes();
+        let advice = match self.operation {
+            Operation::Unmap => "unmapping consumes the map: use Teardown::unmap",
+            Operation::LazyFree => {
+                "bytes of a lazily freed map change on their own: use Teardown::run_raw"
+            }
+            _ => {
+                if let Some(pages) = cut(addr, len, &mut report) {
+                    self.run_pages(&[pages], &mut report);
+                }
+                started.end(&mut report);
+                return report;
+            }
+        };
+        let page = sys::page_bytes();
+        let range = PageRange::inward(addr, len, page)
+            .ok()
+            .and_then(|cut| cut.pages);
+        let error = Error::new(self.operation, range, 0, EINVAL, advice);
+        report.problems.fail(error, len);
+        started.end(&mut report);
+        report
+    }
+
+    /// Empties an owned map in parallel, then unmaps it by one munmap(2).
+    ///
+    /// The operation of the builder does not matter: the report is that of
+    /// [`Operation::Unmap`].
+    pub fn unmap<M: OwnedMap>(&mut self, mut map: M) -> Report {
+        let started = Start::now();
+        let mut report = Report::new(Operation::Unmap);
+        let (addr, len) = map.bytes();
+        let page = sys::page_bytes();
+        if len >= DIRECT_BYTES
+            && let Ok(inner) = PageRange::inward(addr, len, page)
+            && let Some(pages) = inner.pages
+        {
+            self.empty(Linux::with_vectors(), &[pages], &mut report);
+        }
+        report.system_calls += 1;
+        report.bytes_done = 0;
+        match map.unmap() {
+            Ok(()) => report.bytes_done = len,
+            Err(errno) => unmap::refused(addr, len, errno, &mut report),
+        }
+        report.bytes_skipped = 0;
+        report.problems.skipped.clear();
+        report.problems.skipped_bytes = 0;
+        self.say(len, len);
+        started.end(&mut report);
+        report
+    }
+
+    fn run_pages(&mut self, pages: &[PageRange], report: &mut Report) {
+        let total = total(pages);
+        let (done_before, left_before) = (report.bytes_done, report.problems.left_bytes());
+        match *pages {
+            [] => return,
+            [only] if total < DIRECT_BYTES => self.direct(only, report),
+            _ => {
+                let kernel = Linux::with_vectors();
+                if self.operation == Operation::Unmap {
+                    self.empty(kernel, pages, report);
+                    self.drop_addresses(pages, true, report);
+                } else {
+                    self.job(kernel, self.operation, pages, report);
+                }
+            }
+        }
+        if self.operation == Operation::Unmap {
+            // What is neither skipped nor refused is unmapped, holes excepted.
+            let left = report.problems.left_bytes() - left_before;
+            report.bytes_done = done_before + total.saturating_sub(left);
+        }
+        self.say(report.bytes_done, total);
+    }
+
+    /// One small range: one call, and more only if the kernel objects.
+    fn direct(&mut self, range: PageRange, report: &mut Report) {
+        let kernel = Linux::plain();
+        report.batches += 1;
+        if self.operation == Operation::Unmap {
+            self.drop_addresses(&[range], false, report);
+            return;
+        }
+        report.system_calls += 1;
+        match kernel.advise(range, self.operation.advice()) {
+            Ok(()) => report.bytes_done += range.len(),
+            Err(_) => {
+                let width = MaxActive::new(1);
+                let wanted = self.max_active.replace(width);
+                self.job(kernel, self.operation, &[range], report);
+                self.max_active = wanted;
+            }
+        }
+    }
+
+    /// The first half of an unmap: contents go, in parallel.
+    fn empty(&mut self, kernel: Linux, pages: &[PageRange], report: &mut Report) {
+        self.job(kernel, Operation::Unmap, pages, report);
+    }
+
+    /// The second half. What the plan skipped before is not done either.
+    fn drop_addresses(&mut self, pages: &[PageRange], planned: bool, report: &mut Report) {
+        // Cancelled: what was emptied counts as done, and stays mapped.
+        if self.cancel.is_cancelled() && planned {
+            return;
+        }
+        unmap::ranges(&Linux::plain(), pages, planned, report);
+    }
+
+    fn job<K: Kernel + Send + 'static>(
+        &mut self,
+        kernel: K,
+        operation: Operation,
+        pages: &[PageRange],
+        report: &mut Report,
+    ) {
+        let total = total(pages);
+        let vectors = kernel.has_vectors();
+        let width = self.width(total, pages.len(), vectors && operation.takes_vectors());
+        let mut rules = Rules::for_job(operation, total, pages.len(), width.get(), vectors);
+        if let Some(bytes) = self.batch_bytes {
+            rules = rules.with_batch_bytes(bytes);
+        }
+        let plan = Gather::new(pages.iter().copied(), kernel.mappings(), rules);
+        let mut silent = |_| {};
+        let mut told;
+        let progress: &mut dyn FnMut(usize) = match &mut self.progress {
+            Some(callback) => {
+                told = |done| callback(Progress::of(done, total));
+                &mut told
+            }
+            None => &mut silent,
+        };
+        let cpu = thread::cpu_time();
+        job::Job::run(
+            kernel,
+            operation,
+            width,
+            self.cancel.clone(),
+            plan,
+            progress,
+            report,
+        );
+        report.caller_cpu += thread::cpu_time().saturating_sub(cpu);
+    }
+
+    /// The width asked for, or 1 where more threads would only be in each
+    /// other's way: single calls over many small ranges end in a TLB flush
+    /// each, which interrupts the other thread (docs/kernel.md).
+    fn width(&self, total_bytes: usize, ranges: usize, vectors: bool) -> MaxActive {
+        let scattered = total_bytes / ranges.max(1) < (1 << 20);
+        if total_bytes < DIRECT_BYTES || (scattered && !vectors) {
+            return MaxActive::new(1);
+        }
+        self.max_active
+            .clone()
+            .unwrap_or_else(|| MaxActive::new(default_max_active()))
+    }
+
+    fn say(&mut self, done_bytes: usize, total_bytes: usize) {
+        if let Some(callback) = &mut self.progress {
+            callback(Progress::of(done_bytes, total_bytes));
+        }
+    }
+}
+
+/// Cuts bytes inward to pages of this system; says what falls off.
+fn cut(addr: usize, len: usize, report: &mut Report) -> Option<PageRange> {
+    let problems = &mut report.problems;
+    let cut = match PageRange::inward(addr, len, sys::page_bytes()) {
+        Ok(cut) => cut,
+        Err(bad) => {
+            let reason = match bad {
+                BadRange::Empty => Reason::Empty,
+                BadRange::Wraps => Reason::Wraps,
+            };
+            problems.skip(addr, len, reason);
+            return None;
+        }
+    };
+    let end = addr + len;
+    if end > sys::USER_SPACE_END {
+        problems.skip(addr, len, Reason::BeyondUserSpace);
+        return None;
+    }
+    for (at, bytes) in [
+        (addr, cut.head_bytes),
+        (end - cut.tail_bytes, cut.tail_bytes),
+    ] {
+        if bytes > 0 {
+            problems.skip(at, bytes, Reason::PartialPage);
+        }
+    }
+    cut.pages
+}
+
+fn total(pages: &[PageRange]) -> usize {
+    pages.iter().map(|range| range.len()).sum()
+}
+
+/// When a run began.
+struct Start(Instant);
+
+impl Start {
+    fn now() -> Self {
+        Self(Instant::now())
+    }
+
+    fn end(self, report: &mut Report) {
+        report.wall = self.0.elapsed();
+        report.bytes_skipped = report.problems.skipped_bytes;
+        report.bytes_failed = report.problems.failed_bytes;
+        if report.caller_cpu.is_zero() {
+            report.caller_cpu = report.wall; // no job: a call or two
+        }
+    }
+}
