@@ -80,7 +80,7 @@ fn prepare(code: i32) {
         return;
     }
     for _ in 0..default_max_active() {
-        if thread::spawn_quiet("mmzap-exit", || work()).is_ok() {
+        if thread::spawn_quiet("mmzap-exit", work).is_ok() {
             island.workers_started();
         }
     }

@@ -48,7 +48,7 @@ pub(super) fn is_safe(island: &Island) -> bool {
     let mut target = [0u8; 16];
     let proc_pid = stop::read_link(c"/proc/self", &mut target)
         .ok()
-        .and_then(|t| number(t));
+        .and_then(number);
     if proc_pid != Some(island.pid()) {
         return false;
     }

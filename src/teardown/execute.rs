@@ -179,7 +179,7 @@ impl<K: Kernel> Call<'_, K> {
     }
 
     fn traits(&mut self, piece: PageRange, mapping: PageRange) -> &[Trait] {
-        if !self.known.as_ref().is_some_and(|(at, _)| *at == mapping) {
+        if self.known.as_ref().is_none_or(|(at, _)| *at != mapping) {
             self.known = Some((mapping, self.kernel.traits_at(piece.start())));
         }
         self.known.as_ref().map_or(&[], |(_, traits)| traits)

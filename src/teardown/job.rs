@@ -306,3 +306,6 @@ impl Progress {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
