@@ -41,8 +41,8 @@ const WORTH_BYTES: usize = 64 << 20;
 /// **It is a plain exit** whenever step 2 or 3 cannot be had: a thread that is
 /// not stopped within a tenth of a second (uninterruptible sleep, a vfork
 /// child not yet gone), memory shared with another process by `CLONE_VM`, an
-/// io_uring or userfaultfd (the kernel would read emptied buffers, or wait for
-/// an answer that never comes), no /proc, a C library other than glibc, a CPU
+/// io_uring, vhost device or userfaultfd (the kernel would read emptied
+/// buffers, or wait for an answer that never comes), no /proc, a C library other than glibc, a CPU
 /// other than x86-64, helper threads refused, or less than 64 MiB to free. The
 /// process ends with the same code either way.
 ///
@@ -109,6 +109,10 @@ fn work() {
 /// exit.
 extern "C" fn last() {
     let Some(island) = island() else { return };
+    // A child forked by an exit handler inherits the hook but not the workers.
+    if stop::pid() != island.pid() {
+        return;
+    }
     if !island.workers_ready() || !sweep::is_safe(island) {
         return;
     }

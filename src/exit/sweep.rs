@@ -41,8 +41,9 @@ const BOUNDARY_BYTES: usize = 2 << 20;
 const STUCK: Duration = Duration::from_secs(2);
 
 /// Whether the kernel itself may still use this process's memory: an io_uring
-/// reads and writes buffers on its own, and a userfaultfd can keep a discard
-/// waiting for an answer from a thread that is stopped.
+/// and a vhost device read and write buffers on their own, and a userfaultfd
+/// can keep a discard waiting for an answer from a thread that is stopped.
+/// (What a device reaches by DMA is pinned, and keeps its contents.)
 pub(super) fn is_safe(island: &Island) -> bool {
     // A /proc of another PID namespace numbers our threads differently.
     let mut target = [0u8; 16];
@@ -79,7 +80,12 @@ fn is_hazard(fd: u32) -> bool {
 }
 
 fn is_hazard_name(name: &[u8]) -> bool {
-    name.starts_with(b"anon_inode:[io_uring]") || name.starts_with(b"anon_inode:[userfaultfd]")
+    const HAZARDS: [&[u8]; 3] = [
+        b"anon_inode:[io_uring]",
+        b"anon_inode:[userfaultfd]",
+        b"/dev/vhost",
+    ];
+    HAZARDS.iter().any(|hazard| name.starts_with(hazard))
 }
 
 /// Whether no other process shares this memory (`CLONE_VM`, a vfork child).
@@ -300,6 +306,7 @@ mod tests {
     fn hazards_go_by_their_names() {
         assert!(is_hazard_name(b"anon_inode:[io_uring]"));
         assert!(is_hazard_name(b"anon_inode:[userfaultfd]"));
+        assert!(is_hazard_name(b"/dev/vhost-net"));
         assert!(!is_hazard_name(b"anon_inode:[eventfd]"));
     }
 }

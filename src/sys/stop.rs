@@ -129,20 +129,27 @@ pub(crate) fn park() -> ! {
     }
 }
 
-/// The thread pointer: where this thread's local storage lies.
+/// The thread pointer: where this thread's local storage lies; 0 if the kernel
+/// does not say. Asked of the kernel, since a thread of a foreign runtime may
+/// keep anything behind it.
 pub(crate) fn thread_pointer() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
-        let pointer: usize;
-        // SAFETY: on x86-64 the word at fs:0 holds its own address (the ABI's
-        // thread control block).
-        unsafe {
-            std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
-        }
+        const ARCH_GET_FS: c_int = 0x1003;
+        let mut pointer = 0usize;
+        // SAFETY: the kernel writes one word.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_FS, &raw mut pointer) };
         pointer
     }
     #[cfg(not(target_arch = "x86_64"))]
     0
+}
+
+/// This process's number, from the kernel: a C library may remember one from
+/// before a fork.
+pub(crate) fn pid() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { libc::syscall(libc::SYS_getpid) as u32 }
 }
 
 /// This thread's number.
