@@ -1,0 +1,103 @@
+//! The result of a scenario, as it is printed.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::memory_kind::{Backing, Page};
+use crate::machine::Machine;
+
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    pub scenario: &'static str,
+    pub machine: Machine,
+    pub size_bytes: u64,
+    pub runs: usize,
+    pub baseline: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<Page>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing: Option<Backing>,
+    /// One block from malloc instead of a mapping.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub malloc: Option<bool>,
+    /// Ranges handed in, where there are many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranges: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mappings: Option<u64>,
+    /// What a reader has to know about the figures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<&'static str>,
+    pub rows: Vec<Row>,
+}
+
+impl Outcome {
+    /// To be called before measuring, so that the machine's free memory is not that of a busy bench.
+    pub fn new(
+        scenario: &'static str,
+        baseline: &'static str,
+        size_bytes: u64,
+        runs: usize,
+    ) -> Result<Self> {
+        Ok(Outcome {
+            scenario,
+            machine: Machine::read()?,
+            size_bytes,
+            runs,
+            baseline,
+            page: None,
+            backing: None,
+            malloc: None,
+            ranges: None,
+            mappings: None,
+            note: None,
+            rows: Vec::new(),
+        })
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Row {
+    pub variant: &'static str,
+    pub max_active: Option<usize>,
+    /// Where the rows of a scenario differ in size or pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<Page>,
+    pub median_s: f64,
+    pub min_s: f64,
+    pub max_s: f64,
+    /// `None` where no memory was given back.
+    pub gib_per_s: Option<f64>,
+    pub ratio: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teardown_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p999_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub syscalls: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
+    /// Calls that one sample consists of; the times are those of one call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calls_per_sample: Option<usize>,
+    /// The time of every run, in order.
+    pub times_s: Vec<f64>,
+}
+
+impl Row {
+    /// `mmzap ×2`, `munmap`.
+    pub fn label(&self) -> String {
+        match self.max_active {
+            Some(width) => format!("{} ×{width}", self.variant),
+            None => self.variant.to_owned(),
+        }
+    }
+}
