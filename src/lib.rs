@@ -10,6 +10,7 @@ mod map;
 pub mod mapping;
 mod operation;
 mod owned;
+mod pace;
 mod range;
 mod report;
 mod sys;

@@ -111,7 +111,8 @@ pub struct Report {
     /// Why helpers that were wanted could not be started, if so. The caller
     /// did their work.
     pub helpers_refused: Option<Errno>,
-    /// From the call to its return.
+    /// From the call to its return. Zero for an owned map of less than 256 KiB,
+    /// which is gone in less time than the clock takes to be read twice.
     pub wall: Duration,
     /// CPU time of the calling thread; that of a job too small to be cut is
     /// its wall time.

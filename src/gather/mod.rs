@@ -110,6 +110,11 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Gather<R, M> {
         }
     }
 
+    /// Makes the batches that are not cut yet about `bytes` large.
+    pub(crate) fn set_batch_bytes(&mut self, bytes: usize) {
+        self.rules.batch_bytes = bytes.max(self.rules.page_bytes);
+    }
+
     /// Decides about the front of the rest, up to where the answer changes.
     fn step(&mut self, rest: PageRange) {
         let mapping = match self.lookup(rest.start()) {

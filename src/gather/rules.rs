@@ -29,7 +29,8 @@ const BOUNDARY_BYTES: usize = 2 << 20;
 
 /// A batch ends in a TLB flush that interrupts every CPU on which a thread of
 /// the process runs: up to 45 µs in a virtual machine, as much as 2 MiB of
-/// pages. Below 8 MiB the interrupts eat what the second thread brings.
+/// pages. Below 8 MiB the interrupts eat what the second thread brings. A job
+/// that runs starts here and follows its own pace from then on.
 const BATCH_BYTES_MIN: usize = 8 << 20;
 
 /// Larger brings nothing more (docs/measurements.md, `space`), and one batch is

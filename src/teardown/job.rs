@@ -5,7 +5,7 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crossbeam_deque::{Steal, Stealer, Worker};
@@ -21,9 +21,12 @@ use crate::{
     sys::{Kernel, affinity::Cpus, thread},
 };
 
-/// Batches ready for others when the caller goes into the kernel: crossbeam's
-/// deque holds this many without growing.
-const READY_BATCHES: usize = 64;
+/// Batches ready when the caller goes into the kernel, for each thread: nobody
+/// runs dry before it is back.
+const READY_PER_THREAD: usize = 4;
+
+/// And at most: crossbeam's deque holds this many without growing.
+const READY_MAX: usize = 63;
 
 /// Stops a job between two batches, from any thread.
 ///
@@ -48,6 +51,13 @@ impl Cancel {
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
+}
+
+/// Where the batches come from.
+pub(super) trait Plan: Iterator<Item = Planned> {
+    /// Told how long a batch of the caller's took; answers whether helpers
+    /// would be of use for what is left.
+    fn pace(&mut self, batch_bytes: usize, took: Duration, width: usize) -> bool;
 }
 
 /// What helpers and caller share. The protocol is in crew/README.md.
@@ -90,7 +100,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
         operation: Operation,
         max_active: MaxActive,
         cancel: Cancel,
-        plan: impl Iterator<Item = Planned>,
+        plan: impl Plan,
         progress: &mut dyn FnMut(usize),
         report: &mut Report,
     ) {
@@ -116,6 +126,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
             deque: &deque,
             refused: None,
             asked: false,
+            helped: false,
         };
         caller.drain(plan, progress);
         let refused = caller.refused;
@@ -209,13 +220,20 @@ struct Caller<'a, K: Kernel + Send + 'static> {
     deque: &'a Worker<Batch>,
     refused: Option<Errno>,
     asked: bool,
+    /// Whether helpers would be of use, by the pace so far.
+    helped: bool,
 }
 
 impl<K: Kernel + Send + 'static> Caller<'_, K> {
-    fn drain(&mut self, mut plan: impl Iterator<Item = Planned>, progress: &mut dyn FnMut(usize)) {
+    fn drain(&mut self, mut plan: impl Plan, progress: &mut dyn FnMut(usize)) {
         let mut planned_all = false;
-        loop {
-            while !planned_all && self.deque.len() < READY_BATCHES - 1 {
+        while !planned_all || !self.deque.is_empty() {
+            let ready = if self.helped {
+                (self.job.max_active.get() * READY_PER_THREAD).min(READY_MAX)
+            } else {
+                1 // what is planned later is planned better
+            };
+            while !planned_all && self.deque.len() < ready {
                 match plan.next() {
                     Some(Planned::Batch(batch)) => {
                         self.job.unfinished.fetch_add(1, Ordering::Relaxed);
@@ -231,18 +249,22 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
                 }
             }
             self.recruit();
-            match self.deque.pop() {
-                Some(batch) => self.job.finish(&batch, None),
-                None if planned_all => return,
-                None => {}
+            if let Some(batch) = self.deque.pop() {
+                let began = Instant::now();
+                self.job.finish(&batch, None);
+                let width = self.job.max_active.get();
+                self.helped = plan.pace(batch.bytes(), began.elapsed(), width);
+                progress(self.job.tally().done_bytes);
             }
-            progress(self.job.tally().done_bytes);
         }
     }
 
     /// Offers seats for what lies ready, up to `max_active` and one thread for
     /// each batch beyond the caller's own.
     fn recruit(&mut self) {
+        if !self.helped {
+            return;
+        }
         let wanted = (self.job.max_active.get() - 1).min(self.deque.len().saturating_sub(1));
         let seated = self.job.seated.load(Ordering::Relaxed);
         if wanted <= seated || self.refused.is_some() {

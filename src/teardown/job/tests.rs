@@ -14,6 +14,23 @@ use crate::{
 
 const PAGE: usize = 4096;
 
+/// A plan for which helpers are always of use.
+struct Wide<I>(I);
+
+impl<I: Iterator<Item = Planned>> Iterator for Wide<I> {
+    type Item = Planned;
+
+    fn next(&mut self) -> Option<Planned> {
+        self.0.next()
+    }
+}
+
+impl<I: Iterator<Item = Planned>> Plan for Wide<I> {
+    fn pace(&mut self, _: usize, _: Duration, width: usize) -> bool {
+        width > 1
+    }
+}
+
 fn batches(count: usize) -> Vec<Planned> {
     (0..count)
         .map(|i| Planned::Batch(Batch::Span(PageRange::new(i * PAGE, PAGE, PAGE).unwrap())))
@@ -61,7 +78,7 @@ fn run(
         Operation::Discard,
         width.clone(),
         Cancel::default(),
-        plan.into_iter(),
+        Wide(plan.into_iter()),
         progress,
         &mut report,
     );
@@ -116,7 +133,7 @@ fn a_cancelled_job_accounts_for_every_byte() {
         Operation::Discard,
         MaxActive::new(3),
         cancel.clone(),
-        batches(200).into_iter(),
+        Wide(batches(200).into_iter()),
         &mut |done| {
             if done >= 50 * PAGE {
                 cancel.now();

@@ -1,0 +1,126 @@
+//! How much to hand to the kernel at once, and whether others help.
+//!
+//! Pure: the pace of the batches so far goes in, the next step comes out. What
+//! a byte costs differs by a factor of fifty (4 KiB pages, huge pages, empty
+//! address space), and nothing tells beforehand; so the first batch is a small
+//! one of the caller's own, and its time says the rest.
+
+use std::time::Duration;
+
+/// Bytes of the first batch: long enough to be timed (0.2 ms of 4 KiB pages),
+/// short enough not to matter when everybody else waits for it.
+pub(crate) const FIRST_BYTES: usize = 8 << 20;
+
+/// A batch ends in a TLB flush that interrupts every CPU on which a thread of
+/// the process runs: up to 45 µs in a virtual machine. Shorter batches would
+/// spend more than a tenth of their time on that.
+const BATCH_MIN: Duration = Duration::from_micros(500);
+
+/// How long a change of width, a cancellation or the last straggler may keep
+/// others waiting. Longer batches gain nothing (docs/measurements.md).
+const BATCH_MAX: Duration = Duration::from_millis(4);
+
+/// Batches for each thread: a straggler then keeps the others waiting for a
+/// small part of the job.
+const BATCHES_PER_THREAD: u32 = 32;
+
+/// Less work than this is done before a helper is awake and has paid for the
+/// interrupts that its presence causes.
+const ALONE: Duration = Duration::from_micros(1500);
+
+/// The kernel silently cuts a vector at 2 GiB; well below it.
+const BATCH_BYTES_MAX: usize = 1 << 30;
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// Bytes of a batch.
+    pub(crate) batch_bytes: usize,
+    /// Whether helpers would be of use.
+    pub(crate) helped: bool,
+}
+
+/// The step after `done_bytes` took the caller `took`, with `left_bytes` to go
+/// on up to `width` threads.
+pub(crate) fn next(done_bytes: usize, took: Duration, left_bytes: usize, width: usize) -> Step {
+    let nanos_per_byte = took.as_secs_f64() * 1e9 / done_bytes.max(1) as f64;
+    let left_nanos = left_bytes as f64 * nanos_per_byte;
+    if width <= 1 || left_nanos < ALONE.as_nanos() as f64 {
+        // No others to wait for; long batches still serve cancellation.
+        let longest = BATCH_MAX.as_nanos() as f64 * f64::from(BATCHES_PER_THREAD);
+        return Step {
+            batch_bytes: bytes_in(longest, nanos_per_byte),
+            helped: false,
+        };
+    }
+    let batches = width as f64 * f64::from(BATCHES_PER_THREAD);
+    let nanos =
+        (left_nanos / batches).clamp(BATCH_MIN.as_nanos() as f64, BATCH_MAX.as_nanos() as f64);
+    Step {
+        batch_bytes: bytes_in(nanos, nanos_per_byte),
+        helped: true,
+    }
+}
+
+fn bytes_in(nanos: f64, nanos_per_byte: f64) -> usize {
+    // A cast from f64 saturates; an infinite pace is the largest batch.
+    ((nanos / nanos_per_byte.max(f64::MIN_POSITIVE)) as usize).clamp(FIRST_BYTES, BATCH_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GIB: usize = 1 << 30;
+
+    /// The time that `bytes` take at a pace in GiB/s.
+    fn at(gib_per_s: f64, bytes: usize) -> Duration {
+        Duration::from_secs_f64(bytes as f64 / GIB as f64 / gib_per_s)
+    }
+
+    #[test]
+    fn four_kib_pages_go_in_batches_of_64_to_128_mib() {
+        for gib_per_s in [15.0, 38.0] {
+            let step = next(FIRST_BYTES, at(gib_per_s, FIRST_BYTES), 8 * GIB, 2);
+            assert!(step.helped);
+            assert!(
+                (56 << 20..=160 << 20).contains(&step.batch_bytes),
+                "{step:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_freed_alone_unless_there_are_very_many() {
+        let first = at(390.0, FIRST_BYTES);
+        assert!(!next(FIRST_BYTES, first, GIB / 2, 2).helped);
+        let many = next(FIRST_BYTES, first, 64 * GIB, 2);
+        assert!(many.helped && many.batch_bytes >= GIB / 2);
+    }
+
+    #[test]
+    fn empty_space_is_no_reason_to_wake_anybody() {
+        let step = next(FIRST_BYTES, Duration::from_nanos(300), 4 * GIB, 16);
+        assert_eq!(
+            step,
+            Step {
+                batch_bytes: BATCH_BYTES_MAX,
+                helped: false
+            }
+        );
+        assert_eq!(
+            next(FIRST_BYTES, Duration::ZERO, GIB, 2).batch_bytes,
+            BATCH_BYTES_MAX
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn every_answer_is_within_bounds(done in any::<usize>(), nanos in any::<u32>(), left in any::<usize>(), width in 0usize..1000) {
+            let step = next(done, Duration::from_nanos(nanos.into()), left, width);
+            prop_assert!((FIRST_BYTES..=BATCH_BYTES_MAX).contains(&step.batch_bytes));
+            prop_assert!(!step.helped || width > 1);
+        }
+    }
+}
