@@ -26,7 +26,7 @@ const BATCHES_PER_THREAD: u32 = 32;
 
 /// Less work than this is done before a helper is awake and has paid for the
 /// interrupts that its presence causes.
-const ALONE: Duration = Duration::from_micros(1500);
+const ALONE: Duration = Duration::from_millis(3);
 
 /// The kernel silently cuts a vector at 2 GiB; well below it.
 const BATCH_BYTES_MAX: usize = 1 << 30;

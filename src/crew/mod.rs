@@ -13,8 +13,8 @@ use std::{
 };
 
 use crate::{error::Errno, sys::thread};
-pub(crate) use limit::callers_cpus;
 pub use limit::{MaxActive, default_max_active, physical_cores};
+pub(crate) use limit::{callers_cpus, recent_max_active};
 
 /// Work that helpers can join.
 pub(crate) trait Work: Send + Sync {

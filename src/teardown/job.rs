@@ -157,7 +157,9 @@ impl<K: Kernel + Send + 'static> Job<K> {
         }
         let mut tally = self.tally();
         tally.absorb(part);
-        if self.unfinished.fetch_sub(1, Ordering::Release) == 1 {
+        let last = self.unfinished.fetch_sub(1, Ordering::Release) == 1;
+        // Only the caller ever waits, and not while it works itself.
+        if last && cpu_since.is_some() {
             self.finished.notify_all();
         }
     }

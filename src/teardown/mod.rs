@@ -7,7 +7,7 @@ mod unmap;
 use std::time::{Duration, Instant};
 
 use crate::{
-    crew::{MaxActive, default_max_active},
+    crew::{MaxActive, recent_max_active},
     error::Error,
     gather::{Gather, Planned, Rules},
     mapping::Mappings,
@@ -70,7 +70,7 @@ impl<'a> Teardown<'a> {
     }
 
     /// How many threads may work at once, the caller included; by default
-    /// [`default_max_active`].
+    /// [`default_max_active`](crate::default_max_active).
     pub fn max_active(mut self, width: impl Into<MaxActive>) -> Self {
         self.max_active = Some(width.into());
         self
@@ -312,7 +312,7 @@ impl<'a> Teardown<'a> {
         }
         self.max_active
             .clone()
-            .unwrap_or_else(|| MaxActive::new(default_max_active()))
+            .unwrap_or_else(|| MaxActive::new(recent_max_active()))
     }
 
     fn say(&mut self, done_bytes: usize, total_bytes: usize) {
