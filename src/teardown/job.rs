@@ -254,9 +254,10 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
             if let Some(batch) = self.deque.pop() {
                 let began = Instant::now();
                 self.job.finish(&batch, None);
-                let width = self.job.max_active.get();
-                self.helped = plan.pace(batch.bytes(), began.elapsed(), width);
+                let took = began.elapsed();
+                // The callback may change the width: the next step knows.
                 progress(self.job.tally().done_bytes);
+                self.helped = plan.pace(batch.bytes(), took, self.job.max_active.get());
             }
         }
     }
