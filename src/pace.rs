@@ -14,7 +14,7 @@ pub(crate) const FIRST_BYTES: usize = 8 << 20;
 /// A batch ends in a TLB flush that interrupts every CPU on which a thread of
 /// the process runs: up to 45 µs in a virtual machine. Shorter batches would
 /// spend more than a tenth of their time on that.
-const BATCH_MIN: Duration = Duration::from_micros(500);
+const BATCH_MIN: Duration = Duration::from_millis(1);
 
 /// How long a change of width, a cancellation or the last straggler may keep
 /// others waiting. Longer batches gain nothing (docs/measurements.md).
@@ -22,7 +22,7 @@ const BATCH_MAX: Duration = Duration::from_millis(4);
 
 /// Batches for each thread: a straggler then keeps the others waiting for a
 /// small part of the job.
-const BATCHES_PER_THREAD: u32 = 32;
+const BATCHES_PER_THREAD: u32 = 4;
 
 /// Less work than this is done before a helper is awake and has paid for the
 /// interrupts that its presence causes.

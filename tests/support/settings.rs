@@ -1,0 +1,72 @@
+//! Settings of the whole system, put back when the test is over.
+
+use std::{fs, io, path::PathBuf};
+
+/// A file of /proc or /sys with another value for a while.
+pub struct Setting {
+    path: &'static str,
+    before: String,
+}
+
+impl Setting {
+    pub fn set(path: &'static str, value: &str) -> io::Result<Self> {
+        let before = fs::read_to_string(path)?;
+        let this = Self { path, before };
+        fs::write(path, value)?;
+        Ok(this)
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(self.path, self.before.trim()) {
+            eprintln!(
+                "{} is not back at {}: {error}",
+                self.path,
+                self.before.trim()
+            );
+        }
+    }
+}
+
+/// A control group that allows half a CPU, removed at the end.
+pub struct HalfCpu(PathBuf);
+
+impl HalfCpu {
+    pub fn make() -> io::Result<Self> {
+        let name = format!("mmzap-test-{}", std::process::id());
+        let old = PathBuf::from("/sys/fs/cgroup/cpu");
+        if old.join("cpu.cfs_quota_us").exists() || old.join("cpu.shares").exists() {
+            let this = Self(old.join(name));
+            fs::create_dir(&this.0)?;
+            fs::write(this.0.join("cpu.cfs_period_us"), "100000")?;
+            fs::write(this.0.join("cpu.cfs_quota_us"), "50000")?;
+            return Ok(this);
+        }
+        let this = Self(PathBuf::from("/sys/fs/cgroup").join(name));
+        fs::create_dir(&this.0)?;
+        fs::write(this.0.join("cpu.max"), "50000 100000")?;
+        Ok(this)
+    }
+
+    /// The file to which a process writes its number to join.
+    pub fn door(&self) -> PathBuf {
+        self.0.join("cgroup.procs")
+    }
+}
+
+impl Drop for HalfCpu {
+    fn drop(&mut self) {
+        // A process that has just ended can hold a group for a moment.
+        for _ in 0..100 {
+            match fs::remove_dir(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                Err(error) => return eprintln!("{} is left: {error}", self.0.display()),
+                Ok(()) => return,
+            }
+        }
+        eprintln!("{} is left: busy", self.0.display());
+    }
+}
