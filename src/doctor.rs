@@ -1,6 +1,9 @@
 //! What this kernel and this sandbox allow, and what mmzap does instead.
 
-use std::sync::OnceLock;
+use std::{
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
 
 use crate::{
     error::Errno,
@@ -40,8 +43,15 @@ impl Capabilities {
 /// only what it needs.
 #[must_use]
 pub fn capabilities() -> &'static Capabilities {
-    static ALL: OnceLock<Capabilities> = OnceLock::new();
-    ALL.get_or_init(|| Capabilities(probe_all()))
+    // No lock: a child forked meanwhile would wait for it for ever.
+    static ALL: AtomicPtr<Capabilities> = AtomicPtr::new(ptr::null_mut());
+    // SAFETY: what is stored was leaked from a box and is never freed.
+    if let Some(known) = unsafe { ALL.load(Ordering::Acquire).as_ref() } {
+        return known;
+    }
+    let found: &'static Capabilities = Box::leak(Box::new(Capabilities(probe_all())));
+    ALL.store(ptr::from_ref(found).cast_mut(), Ordering::Release);
+    found
 }
 
 fn probe_all() -> Vec<Capability> {

@@ -80,6 +80,11 @@ impl Map {
         self.len
     }
 
+    /// Whole pages, the rest of the last one included: it is nobody else's.
+    pub(crate) fn pages(&self) -> PageRange {
+        self.pages
+    }
+
     pub(crate) fn into_region(self) -> Region {
         self.region
     }

@@ -28,7 +28,8 @@ pub enum Operation {
     /// *reclaimable*, not free. A write to a page takes it back.
     LazyFree,
     /// Writes the pages out to swap or their file now (`MADV_PAGEOUT`, Linux
-    /// 5.4). Without swap, anonymous memory stays where it is.
+    /// 5.4). Without swap, anonymous memory stays where it is; memory mapped
+    /// with `MAP_DROPPABLE` loses its contents, as it was meant to.
     PageOut,
     /// Makes the pages the first candidates for reclaim (`MADV_COLD`, Linux
     /// 5.4).

@@ -14,17 +14,35 @@ mod sealed {
 /// go.
 pub trait OwnedMap: sealed::Sealed {
     #[doc(hidden)]
-    fn bytes(&mut self) -> (usize, usize);
+    fn bytes(&mut self) -> Bytes;
 
     #[doc(hidden)]
     fn unmap(self) -> Result<(), Errno>;
 }
 
+/// What a map offers.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes {
+    /// Where its bytes begin.
+    pub addr: usize,
+    /// How many its owner knows of.
+    pub len: usize,
+    /// How many may be worked on: the same, or with the rest of the last page
+    /// where that is nobody else's.
+    pub work_len: usize,
+}
+
 impl sealed::Sealed for Map {}
 
 impl OwnedMap for Map {
-    fn bytes(&mut self) -> (usize, usize) {
-        (self.as_mut_ptr().addr(), self.len())
+    fn bytes(&mut self) -> Bytes {
+        let pages = self.pages();
+        Bytes {
+            addr: pages.start(),
+            len: self.len(),
+            work_len: pages.len(),
+        }
     }
 
     fn unmap(self) -> Result<(), Errno> {
@@ -37,8 +55,14 @@ impl sealed::Sealed for memmap2::MmapMut {}
 
 #[cfg(feature = "memmap2")]
 impl OwnedMap for memmap2::MmapMut {
-    fn bytes(&mut self) -> (usize, usize) {
-        (self.as_mut_ptr().addr(), self.len())
+    fn bytes(&mut self) -> Bytes {
+        // A file goes on behind the last byte: whole pages inside only.
+        let len = self.len();
+        Bytes {
+            addr: self.as_mut_ptr().addr(),
+            len,
+            work_len: len,
+        }
     }
 
     fn unmap(self) -> Result<(), Errno> {
@@ -54,8 +78,13 @@ impl sealed::Sealed for memmap2::Mmap {}
 
 #[cfg(feature = "memmap2")]
 impl OwnedMap for memmap2::Mmap {
-    fn bytes(&mut self) -> (usize, usize) {
-        (self.as_ptr().addr(), self.len())
+    fn bytes(&mut self) -> Bytes {
+        let len = self.len(); // as for MmapMut
+        Bytes {
+            addr: self.as_ptr().addr(),
+            len,
+            work_len: len,
+        }
     }
 
     fn unmap(self) -> Result<(), Errno> {

@@ -86,8 +86,9 @@ impl fmt::Display for Skipped {
 
 /// The account of one job.
 ///
-/// Every byte handed in is in `bytes_done`, `bytes_skipped` or `bytes_failed`;
-/// bytes handed in twice count once.
+/// Every byte handed in is in `bytes_done`, `bytes_skipped` or `bytes_failed`.
+/// Pages handed in twice count once; less than a page at the edge of a range
+/// is counted as skipped for each range that has it.
 #[derive(Debug)]
 #[must_use = "a report says what was not freed"]
 #[non_exhaustive]

@@ -55,7 +55,6 @@ fn jobs_after_main() {
     sys::end_this_thread()
 }
 
-// OPEN: fails, since /proc/self/maps is empty then and everything counts as unmapped.
 fn jobs_work_after_the_main_thread_has_left() {
     support::play("jobs_after_main", "");
 }

@@ -289,7 +289,6 @@ fn read_ahead() {
 }
 
 /// exit(3) takes a stream that was read ahead back to where its reader stands.
-// OPEN: fails, since the last steps begin before exit(3) comes to older streams.
 fn a_shared_input_is_left_where_a_plain_exit_leaves_it() {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(&b"abc".repeat(1000)).expect("room");

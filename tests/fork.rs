@@ -89,7 +89,6 @@ fn forks_amid_jobs() {
 
 /// The parent forks while another of its threads finds out for the first time
 /// what the kernel offers: the child must find out for itself.
-// OPEN: fails, since the child waits for the OnceLock that a thread of the parent was filling.
 fn a_fork_amid_the_first_probe() {
     support::play_or_skip("forks_amid_the_first_probe", "");
 }

@@ -212,7 +212,6 @@ fn a_cancelled_job_adds_up_and_leaves_what_it_says() {
     }
 }
 
-// OPEN: fails, since a small job does not look at the token.
 fn a_job_cancelled_before_it_starts_touches_nothing() {
     for operation in [Operation::Discard, Operation::Unmap] {
         for len in [4 * PAGE, LEN] {

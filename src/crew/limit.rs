@@ -3,13 +3,13 @@
 use std::{
     cell::Cell,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use crate::sys::affinity::Cpus;
+use crate::sys::{Once, affinity::Cpus};
 
 /// The bound on the threads that give memory back at once, the caller among
 /// them.
@@ -93,8 +93,8 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Physical cores of the machine; at least 1.
 #[must_use]
 pub fn physical_cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| num_cpus::get_physical().max(1))
+    static CORES: Once = Once::new();
+    CORES.get(|| num_cpus::get_physical().max(1))
 }
 
 /// The CPUs of the thread that asks for help, for its helpers to use.

@@ -46,7 +46,7 @@ const WORTH_BYTES: usize = 64 << 20;
 /// other than x86-64, helper threads refused, or less than 64 MiB to free. The
 /// process ends with the same code either way.
 ///
-/// Called from an exit handler, or twice, it is a plain exit as well.
+/// Called a second time, from another thread, it is a plain exit as well.
 ///
 /// ```no_run
 /// let cache = vec![1u8; 1 << 30];
@@ -113,6 +113,10 @@ extern "C" fn last() {
     if stop::pid() != island.pid() {
         return;
     }
+    // Our stream comes before older ones: let those have their turn first.
+    if !stop::settle_streams() {
+        return;
+    }
     if !island.workers_ready() || !sweep::is_safe(island) {
         return;
     }
@@ -126,7 +130,7 @@ extern "C" fn last() {
 
 /// Resident memory of this process that no file backs, in bytes.
 fn private_bytes() -> usize {
-    let Ok(text) = std::fs::read_to_string("/proc/self/statm") else {
+    let Ok(text) = std::fs::read_to_string("/proc/thread-self/statm") else {
         return 0;
     };
     let mut fields = text.split_ascii_whitespace().skip(1);

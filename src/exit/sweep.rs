@@ -53,7 +53,7 @@ pub(super) fn is_safe(island: &Island) -> bool {
     if proc_pid != Some(island.pid()) {
         return false;
     }
-    let Ok(files) = Raw::open(c"/proc/self/fd") else {
+    let Ok(files) = Raw::open(c"/proc/thread-self/fd") else {
         return false;
     };
     let mut safe = true;
@@ -196,7 +196,7 @@ fn collect(island: &Island) -> Option<()> {
 
 /// Calls `each` with every part of memory that can go, until it answers false.
 fn each_large(island: &Island, mut each: impl FnMut(PageRange) -> bool) -> Option<()> {
-    let maps = Raw::open(c"/proc/self/maps").ok()?;
+    let maps = Raw::open(c"/proc/thread-self/maps").ok()?;
     // SAFETY: this is the leaving thread, and no other borrow is alive.
     let text = unsafe { island.text() };
     let mut filled = 0;

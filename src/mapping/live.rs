@@ -18,7 +18,7 @@ pub(crate) enum LiveMappings {
 
 impl LiveMappings {
     pub(crate) fn open() -> Self {
-        let Ok(file) = File::open("/proc/self/maps") else {
+        let Ok(file) = procmap::open("maps") else {
             return Self::Blind;
         };
         if probe::procmap_query() {
@@ -28,7 +28,10 @@ impl LiveMappings {
     }
 
     fn snapshot(file: File) -> Self {
-        maps::snapshot(file).map_or(Self::Blind, Self::Snapshot)
+        match maps::snapshot(file) {
+            Ok(all) if !all.is_empty() => Self::Snapshot(all),
+            _ => Self::Blind,
+        }
     }
 }
 

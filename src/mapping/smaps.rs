@@ -3,17 +3,15 @@
 //! The kernel walks the pages of every mapping up to the one that is sought
 //! (6 ms for 512 MiB), so this is read only to explain a refusal.
 
-use std::{
-    fs::File,
-    io::{BufRead as _, BufReader},
-};
+use std::io::{BufRead as _, BufReader};
 
 use super::{Trait, maps::Line};
+use crate::sys::procmap;
 
 /// The traits of the mapping that holds `addr`; none where smaps is not to be
 /// had.
 pub(crate) fn traits_at(addr: usize) -> Vec<Trait> {
-    let Ok(file) = File::open("/proc/self/smaps") else {
+    let Ok(file) = procmap::open("smaps") else {
         return Vec::new();
     };
     let mut reader = BufReader::new(file);

@@ -108,6 +108,25 @@ impl Region {
     }
 }
 
+/// Whether the kernel may do other than asked with a range and say nothing, so
+/// that the mapping has to be looked at first: a huge-page file system rounds a
+/// length down when the start is right, and the vDSO takes a discard as any
+/// file mapping would.
+pub(crate) fn is_treacherous(range: PageRange) -> bool {
+    let aligned = |at: usize, to: usize| at.is_multiple_of(to);
+    // x86-64 has huge pages of 2 MiB and of 1 GiB.
+    let rounded = aligned(range.start(), 2 << 20) && !aligned(range.len(), 2 << 20)
+        || aligned(range.start(), 1 << 30) && !aligned(range.len(), 1 << 30);
+    rounded || vdso().is_some_and(|vdso| vdso.intersect(range).is_some())
+}
+
+/// Where the vDSO lies, as far as its first pages.
+fn vdso() -> Option<PageRange> {
+    // SAFETY: takes any number, reads what the kernel left at process start.
+    let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
+    PageRange::new(start, 2 * page_bytes(), page_bytes()).filter(|_| start != 0)
+}
+
 /// Advice of madvise(2) that keeps contents.
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]

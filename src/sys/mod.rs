@@ -16,7 +16,7 @@ pub(crate) mod scripted;
 pub(crate) mod stop;
 pub(crate) mod thread;
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{
     error::Errno,
@@ -66,9 +66,34 @@ pub(crate) const USER_SPACE_END: usize = if cfg!(target_pointer_width = "64") {
     0xffff_f000
 };
 
+/// A number that is found out once.
+///
+/// Threads that ask at the same time may each find out, and nobody waits: a
+/// child forked while another thread was at it would wait for ever.
+pub(crate) struct Once(AtomicUsize);
+
+impl Once {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicUsize::new(usize::MAX))
+    }
+
+    /// The number, by `find` if it is not known; never `usize::MAX`.
+    pub(crate) fn get(&self, find: impl FnOnce() -> usize) -> usize {
+        // Relaxed: the number stands for itself.
+        match self.0.load(Ordering::Relaxed) {
+            usize::MAX => {
+                let found = find();
+                self.0.store(found, Ordering::Relaxed);
+                found
+            }
+            known => known,
+        }
+    }
+}
+
 pub(crate) fn page_bytes() -> usize {
-    static PAGE: OnceLock<usize> = OnceLock::new();
-    *PAGE.get_or_init(|| {
+    static PAGE: Once = Once::new();
+    PAGE.get(|| {
         // SAFETY: sysconf takes any name and only returns a number.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         usize::try_from(bytes)

@@ -4,10 +4,8 @@
 //! somebody first needs the answer: a sandbox that punishes a call is not
 //! provoked by a program that never needs it.
 
-use std::sync::OnceLock;
-
 use super::{
-    ENOSYS, last_errno,
+    ENOSYS, Once, last_errno,
     linux::{self, PIDFD_SELF_THREAD, Pidfd},
     mmap::Region,
     page_bytes, procmap,
@@ -26,6 +24,23 @@ pub(crate) enum Vectors {
 }
 
 impl Vectors {
+    /// As a number that [`Once`] keeps: errnos are 1 to 4095.
+    fn number(self) -> usize {
+        match self {
+            Self::Itself => 0,
+            Self::Pidfd => 1 << 16,
+            Self::No(errno) => errno.0.unsigned_abs() as usize,
+        }
+    }
+
+    fn from_number(number: usize) -> Self {
+        match number {
+            0 => Self::Itself,
+            0x1_0000 => Self::Pidfd,
+            errno => Self::No(Errno(errno as i32)),
+        }
+    }
+
     pub(crate) fn open(self) -> Option<Pidfd> {
         match self {
             Self::Itself => Some(Pidfd::Itself),
@@ -37,21 +52,23 @@ impl Vectors {
 
 /// Whether process_madvise(2) discards this process's own pages (Linux 6.13).
 pub(crate) fn vectors() -> Vectors {
-    static ANSWER: OnceLock<Vectors> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
-        let by_itself = discards_by(PIDFD_SELF_THREAD);
-        if by_itself.is_ok() {
-            return Vectors::Itself;
-        }
-        let by_pidfd = Pidfd::open().and_then(|fd| match fd {
-            Pidfd::Open(fd) => discards_by(std::os::fd::AsRawFd::as_raw_fd(&fd)),
-            Pidfd::Itself => by_itself,
-        });
-        match by_pidfd {
-            Ok(()) => Vectors::Pidfd,
-            Err(errno) => Vectors::No(errno),
-        }
-    })
+    static ANSWER: Once = Once::new();
+    Vectors::from_number(ANSWER.get(|| find_vectors().number()))
+}
+
+fn find_vectors() -> Vectors {
+    let by_itself = discards_by(PIDFD_SELF_THREAD);
+    if by_itself.is_ok() {
+        return Vectors::Itself;
+    }
+    let by_pidfd = Pidfd::open().and_then(|fd| match fd {
+        Pidfd::Open(fd) => discards_by(std::os::fd::AsRawFd::as_raw_fd(&fd)),
+        Pidfd::Itself => by_itself,
+    });
+    match by_pidfd {
+        Ok(()) => Vectors::Pidfd,
+        Err(errno) => Vectors::No(errno),
+    }
 }
 
 fn discards_by(pidfd: i32) -> Result<(), Errno> {
@@ -77,8 +94,8 @@ fn discards_by(pidfd: i32) -> Result<(), Errno> {
 
 /// Whether PROCMAP_QUERY answers.
 pub(crate) fn procmap_query() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(procmap::answers)
+    static ANSWER: Once = Once::new();
+    ANSWER.get(|| procmap::answers().into()) == 1
 }
 
 /// What the kernel says of an advice on an ordinary private page.
@@ -106,8 +123,8 @@ pub(crate) fn pidfd_open() -> Result<(), Errno> {
 
 /// Page size of the default huge-page file system, in bytes.
 pub(crate) fn hugetlb_page_bytes() -> usize {
-    static ANSWER: OnceLock<usize> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
+    static ANSWER: Once = Once::new();
+    ANSWER.get(|| {
         std::fs::read_to_string("/proc/meminfo")
             .ok()
             .and_then(|text| {

@@ -1,6 +1,6 @@
 //! PROCMAP_QUERY: one mapping for one ioctl (Linux 6.11, linux/fs.h).
 
-use std::{fs::File, mem::size_of, os::fd::AsRawFd as _};
+use std::{fs::File, io, mem::size_of, os::fd::AsRawFd as _};
 
 use super::{last_errno, page_bytes};
 use crate::{
@@ -102,7 +102,16 @@ fn ask(maps: &File, addr: usize, name: Option<&mut [u8]>) -> Result<Option<Query
     }
 }
 
+/// A file of /proc about this process's memory.
+///
+/// By the calling thread: /proc/self is the main thread, and when that has left
+/// before the others its files are empty.
+pub(crate) fn open(name: &str) -> io::Result<File> {
+    File::open(format!("/proc/thread-self/{name}"))
+        .or_else(|_| File::open(format!("/proc/self/{name}")))
+}
+
 /// Whether the running kernel answers at all.
 pub(crate) fn answers() -> bool {
-    File::open("/proc/self/maps").is_ok_and(|maps| matches!(query(&maps, 0), Ok(Found::Mapping(_))))
+    open("maps").is_ok_and(|maps| matches!(query(&maps, 0), Ok(Found::Mapping(_))))
 }

@@ -12,7 +12,7 @@ use crate::{
     gather::{Gather, Planned, Rules},
     mapping::Mappings,
     operation::Operation,
-    owned::OwnedMap,
+    owned::{Bytes, OwnedMap},
     pace,
     range::{self, BadRange, PageRange},
     report::{Problems, Reason, Report},
@@ -145,14 +145,19 @@ impl<'a> Teardown<'a> {
         report
     }
 
-    /// Works over an owned map and keeps it mapped.
+    /// Works over an owned map and keeps it mapped: the whole of a
+    /// [`Map`](crate::Map), the whole pages inside a map of memmap2.
     ///
     /// Two operations are refused with a failure in the report: `Unmap`, which
     /// consumes the map ([`unmap`](Self::unmap)), and `LazyFree`, after which
     /// bytes behind safe references would change on their own
     /// ([`run_raw`](Self::run_raw)).
     pub fn run<M: OwnedMap>(&mut self, map: &mut M) -> Report {
-        let (addr, len) = map.bytes();
+        let Bytes {
+            addr,
+            len,
+            work_len,
+        } = map.bytes();
         let started = Start::of(len);
         let mut report = Report::new(self.operation);
         let advice = match self.operation {
@@ -161,9 +166,10 @@ impl<'a> Teardown<'a> {
                 "bytes of a lazily freed map change on their own: use Teardown::run_raw"
             }
             _ => {
-                if let Some(pages) = cut(addr, len, &mut report) {
+                if let Some(pages) = cut(addr, work_len, &mut report) {
                     self.run_pages(&[pages], &mut report);
                 }
+                report.bytes_done = report.bytes_done.min(len);
                 started.end(&mut report);
                 return report;
             }
@@ -181,13 +187,18 @@ impl<'a> Teardown<'a> {
     /// Empties an owned map in parallel, then unmaps it by one munmap(2).
     ///
     /// The operation of the builder does not matter: the report is that of
-    /// [`Operation::Unmap`].
+    /// [`Operation::Unmap`]. A cancelled job leaves more to munmap(2), which
+    /// takes everything all the same: the map is consumed.
     pub fn unmap<M: OwnedMap>(&mut self, mut map: M) -> Report {
-        let (addr, len) = map.bytes();
+        let Bytes {
+            addr,
+            len,
+            work_len,
+        } = map.bytes();
         let started = Start::of(len);
         let mut report = Report::new(Operation::Unmap);
         if len >= DIRECT_BYTES
-            && let Ok(inner) = PageRange::inward(addr, len, sys::page_bytes())
+            && let Ok(inner) = PageRange::inward(addr, work_len, sys::page_bytes())
             && let Some(pages) = inner.pages
         {
             self.empty(Linux::with_vectors(), &[pages], &mut report);
@@ -197,7 +208,10 @@ impl<'a> Teardown<'a> {
         report.system_calls += 1;
         match map.unmap() {
             Ok(()) => report.bytes_done = len,
-            Err(errno) => unmap::refused(addr, len, errno, &mut report),
+            Err(errno) => {
+                report.bytes_done = 0;
+                unmap::refused(addr, len, errno, &mut report);
+            }
         }
         self.say(report.bytes_done, len);
         started.end(&mut report);
@@ -206,10 +220,20 @@ impl<'a> Teardown<'a> {
 
     fn run_pages(&mut self, pages: &[PageRange], report: &mut Report) {
         let total = total(pages);
+        if self.cancel.is_cancelled() {
+            for range in pages {
+                report
+                    .problems
+                    .skip(range.start(), range.len(), Reason::Cancelled);
+            }
+            return;
+        }
         let (done_before, left_before) = (report.bytes_done, report.problems.left_bytes());
         match *pages {
             [] => return,
-            [only] if total < DIRECT_BYTES => self.direct(only, report),
+            [only] if total < DIRECT_BYTES && !sys::mmap::is_treacherous(only) => {
+                self.direct(only, report);
+            }
             _ => {
                 let kernel = Linux::with_vectors();
                 if self.operation == Operation::Unmap {
