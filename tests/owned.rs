@@ -5,7 +5,7 @@ mod support;
 use std::{fs::File, os::unix::fs::FileExt as _};
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
-use mmzap::{Map, MapOptions, Operation, OwnedMap, Reason, Teardown};
+use mmzap::{Map, MapOptions, Operation, OwnedMap, Teardown};
 use support::{memory::*, sys};
 
 const LARGE: usize = 256 * MIB;
