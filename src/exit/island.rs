@@ -18,6 +18,9 @@ pub(super) const THREADS_MAX: usize = 1 << 15;
 /// Pieces to discard; memory in more pieces is left to the kernel.
 pub(super) const PIECES_MAX: usize = 1 << 15;
 
+/// What stays: two places for each thread, and our own four.
+pub(super) const KEPT_MAX: usize = 2 * THREADS_MAX + 4;
+
 /// For one read of /proc: holds any line of maps (a path of 4096 bytes, each
 /// perhaps escaped to four).
 pub(super) const TEXT_BYTES: usize = 32 << 10;
@@ -58,6 +61,9 @@ pub(super) struct Island {
     pub(super) slots: [Slot; THREADS_MAX],
     /// Written by the leaving thread before `go`, read by workers after it.
     pieces: UnsafeCell<[Option<PageRange>; PIECES_MAX]>,
+    /// What stays, sorted; used by the leaving thread alone.
+    kept: UnsafeCell<[(usize, usize); KEPT_MAX]>,
+    kept_len: AtomicUsize,
     /// Used by the leaving thread alone.
     text: UnsafeCell<[u8; TEXT_BYTES]>,
 }
@@ -193,6 +199,31 @@ impl Island {
         // SAFETY: written before `go`, which every worker has seen; nobody
         // writes after it.
         unsafe { (*self.pieces.get())[index] }
+    }
+
+    /// Sets what stays: first and last address of each place, in any order.
+    ///
+    /// # Safety
+    /// Only the leaving thread, before [`go`](Self::go).
+    pub(super) unsafe fn keep(&self, places: impl Iterator<Item = (usize, usize)>) {
+        // SAFETY: the caller's promise.
+        let kept = unsafe { &mut *self.kept.get() };
+        let mut len = 0;
+        for (to, place) in kept.iter_mut().zip(places) {
+            *to = place;
+            len += 1;
+        }
+        kept[..len].sort_unstable();
+        self.kept_len.store(len, Ordering::Relaxed);
+    }
+
+    /// What stays, sorted.
+    ///
+    /// # Safety
+    /// Only the leaving thread, and not while [`keep`](Self::keep) runs.
+    pub(super) unsafe fn kept(&self) -> &[(usize, usize)] {
+        // SAFETY: the caller's promise.
+        unsafe { &(&*self.kept.get())[..self.kept_len.load(Ordering::Relaxed)] }
     }
 
     /// The buffer for reading /proc.

@@ -4,7 +4,7 @@ use std::{ffi::CStr, sync::atomic::Ordering, time::Duration};
 
 use super::{
     ISLAND,
-    island::{Island, THREADS_MAX},
+    island::Island,
     world::{number, write_number},
 };
 use crate::{
@@ -127,6 +127,7 @@ fn address_space_pages(pid: u32) -> Option<u32> {
 
 /// Discards everything large, and returns when that is done or stuck.
 pub(super) fn all(island: &Island) {
+    keep(island);
     if collect(island).is_none() {
         return;
     }
@@ -245,13 +246,28 @@ fn parts(island: &Island, mapping: PageRange, each: &mut impl FnMut(PageRange) -
     true
 }
 
-/// The lowest kept bytes that meet `range`, as whole pages.
+/// The lowest kept bytes that meet `range`.
 fn first_kept(island: &Island, range: PageRange) -> Option<(usize, usize)> {
+    // SAFETY: this is the leaving thread, and `keep` is done.
+    let kept = unsafe { island.kept() };
+    // What begins further below than any place is long ends below the range.
+    kept.iter()
+        .skip(kept.partition_point(|&(start, _)| start.saturating_add(REACH_MAX) <= range.start()))
+        .take_while(|&&(start, _)| start < range.end())
+        .find(|&&(_, end)| range.start() < end)
+        .copied()
+}
+
+/// No kept place is longer than this.
+const REACH_MAX: usize = size_of::<Island>() + 4 * KEEP_BYTES;
+
+/// Lists what stays, once the world is stopped.
+fn keep(island: &Island) {
     let page = island.page_bytes();
     let here = 0u8;
     let around = |addr: usize| {
         let start = addr.saturating_sub(KEEP_BYTES) & !(page - 1);
-        (start, (addr.saturating_add(KEEP_BYTES)) & !(page - 1))
+        (start, addr.saturating_add(KEEP_BYTES) & !(page - 1))
     };
     let own = [
         island.range(),
@@ -259,17 +275,16 @@ fn first_kept(island: &Island, range: PageRange) -> Option<(usize, usize)> {
         around(stop::thread_pointer()),
         around((&raw const ISLAND).addr()),
     ];
-    let threads = island.slots[..THREADS_MAX]
+    let threads = island
+        .slots
         .iter()
         .filter(|slot| slot.tid.load(Ordering::Relaxed) != 0)
         .flat_map(|slot| {
             let stack = slot.stack.load(Ordering::Relaxed);
             [around(stack), around(slot.storage.load(Ordering::Relaxed))]
         });
-    own.into_iter()
-        .chain(threads)
-        .filter(|&(start, end)| start < range.end() && range.start() < end)
-        .min_by_key(|&(start, _)| start)
+    // SAFETY: this is the leaving thread, before `go`.
+    unsafe { island.keep(own.into_iter().chain(threads)) };
 }
 
 #[cfg(test)]
@@ -286,6 +301,7 @@ mod tests {
             slot.storage.store(stack + page, Ordering::Relaxed);
             let mut seen = Vec::new();
             let mapping = PageRange::new(base, len, page).expect("pages");
+            keep(island);
             assert!(parts(island, mapping, &mut |part| {
                 seen.push(part);
                 true
