@@ -10,7 +10,7 @@ mod rules;
 use std::collections::VecDeque;
 
 use crate::{
-    mapping::{Found, Mapping, Mappings},
+    mapping::{Found, Kind, Mapping, Mappings},
     operation::Operation,
     range::{self, PageRange},
     report::Reason,
@@ -91,6 +91,7 @@ pub(crate) struct Gather<R, M> {
     current: Option<Mapping>,
     vector: Vec<PageRange>,
     vector_bytes: usize,
+    shared_bytes: usize,
     /// Steps decided but not yet handed out; never more than three.
     ready: VecDeque<Planned>,
 }
@@ -106,8 +107,14 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Gather<R, M> {
             current: None,
             vector: Vec::new(),
             vector_bytes: 0,
+            shared_bytes: 0,
             ready: VecDeque::new(),
         }
+    }
+
+    /// Bytes of shared mappings that were handed out so far.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.shared_bytes
     }
 
     /// Makes the batches that are not cut yet about `bytes` large.
@@ -139,6 +146,13 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Gather<R, M> {
         } else if piece.len() >= self.rules.span_bytes || !self.add(piece) {
             self.span(piece, self.rules.boundary_bytes);
         }
+        if mapping.kind == Kind::Shared {
+            // What `span` put back comes here again.
+            let back = self
+                .rest
+                .map_or(0, |rest| piece.end().saturating_sub(rest.start()));
+            self.shared_bytes += piece.len().saturating_sub(back);
+        }
         self.current = Some(mapping);
     }
 
@@ -155,7 +169,7 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Gather<R, M> {
             // Nobody can tell: the kernel will.
             Found::Unknown => Some(Mapping {
                 range: PageRange::between(0, !(self.rules.page_bytes - 1))?,
-                kind: crate::mapping::Kind::Anonymous,
+                kind: Kind::Anonymous,
                 page_bytes: self.rules.page_bytes,
                 writable: true,
             }),

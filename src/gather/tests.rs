@@ -107,6 +107,22 @@ fn what_a_mapping_does_not_take_is_skipped_with_the_reason() {
 }
 
 #[test]
+fn shared_bytes_are_counted_once_however_they_are_cut() {
+    let maps = [
+        mapping(0, 64 << 20, Kind::Shared),
+        mapping(64 << 20, 64 << 20, Kind::Anonymous),
+    ];
+    let wanted = [range(1 << 20, 40 << 20), range(60 << 20, 10 << 20)];
+    let mut gather = Gather::new(
+        wanted.into_iter(),
+        maps.as_slice(),
+        rules(Operation::Discard),
+    );
+    gather.by_ref().for_each(drop);
+    assert_eq!(gather.shared_bytes(), 44 << 20);
+}
+
+#[test]
 fn without_proc_everything_is_left_to_the_kernel() {
     struct Blind;
     impl Mappings for Blind {

@@ -58,6 +58,7 @@ impl Region {
 
     /// Unmaps the region and says how that went. If it is refused, the region
     /// stays mapped for good.
+    #[inline]
     pub(crate) fn unmap(self) -> Result<(), Errno> {
         let range = self.range;
         std::mem::forget(self);

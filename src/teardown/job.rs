@@ -100,7 +100,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
         operation: Operation,
         max_active: MaxActive,
         cancel: Cancel,
-        plan: impl Plan,
+        plan: &mut impl Plan,
         progress: &mut dyn FnMut(usize),
         report: &mut Report,
     ) {
@@ -227,7 +227,7 @@ struct Caller<'a, K: Kernel + Send + 'static> {
 }
 
 impl<K: Kernel + Send + 'static> Caller<'_, K> {
-    fn drain(&mut self, mut plan: impl Plan, progress: &mut dyn FnMut(usize)) {
+    fn drain(&mut self, plan: &mut impl Plan, progress: &mut dyn FnMut(usize)) {
         let mut planned_all = false;
         while !planned_all || !self.deque.is_empty() {
             let ready = if self.helped {

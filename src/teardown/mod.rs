@@ -299,7 +299,7 @@ impl<'a> Teardown<'a> {
         let first_bytes = self.batch_bytes.unwrap_or(pace::FIRST_BYTES);
         let rules = Rules::for_job(operation, total, pages.len(), width.get(), vectors)
             .with_batch_bytes(first_bytes);
-        let plan = Paced {
+        let mut plan = Paced {
             gather: Gather::new(pages.iter().copied(), kernel.mappings(), rules),
             left_bytes: total,
             fixed: self.batch_bytes.is_some(),
@@ -319,10 +319,11 @@ impl<'a> Teardown<'a> {
             operation,
             width,
             self.cancel.clone(),
-            plan,
+            &mut plan,
             progress,
             report,
         );
+        report.shared_bytes += plan.gather.shared_bytes();
         report.caller_cpu += thread::cpu_time().saturating_sub(cpu);
     }
 
@@ -339,6 +340,7 @@ impl<'a> Teardown<'a> {
             .unwrap_or_else(|| MaxActive::new(recent_max_active()))
     }
 
+    #[inline]
     fn say(&mut self, done_bytes: usize, total_bytes: usize) {
         if let Some(callback) = &mut self.progress {
             callback(Progress::of(done_bytes, total_bytes));
@@ -422,10 +424,12 @@ const TIMED_BYTES: usize = 256 << 10;
 struct Start(Option<Instant>);
 
 impl Start {
+    #[inline]
     fn of(len: usize) -> Self {
         Self((len >= TIMED_BYTES).then(Instant::now))
     }
 
+    #[inline]
     fn end(self, report: &mut Report) {
         report.wall = self.0.map_or(Duration::ZERO, |began| began.elapsed());
         report.bytes_skipped = report.problems.skipped_bytes;

@@ -78,7 +78,7 @@ fn run(
         Operation::Discard,
         width.clone(),
         Cancel::default(),
-        Wide(plan.into_iter()),
+        &mut Wide(plan.into_iter()),
         progress,
         &mut report,
     );
@@ -133,7 +133,7 @@ fn a_cancelled_job_accounts_for_every_byte() {
         Operation::Discard,
         MaxActive::new(3),
         cancel.clone(),
-        Wide(batches(200).into_iter()),
+        &mut Wide(batches(200).into_iter()),
         &mut |done| {
             if done >= 50 * PAGE {
                 cancel.now();
