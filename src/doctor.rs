@@ -8,7 +8,10 @@ use std::{
 use crate::{
     error::Errno,
     operation::Advice,
-    sys::probe::{self, Vectors},
+    sys::{
+        probe::{self, Vectors},
+        stop,
+    },
 };
 
 /// One thing that a kernel may or may not offer.
@@ -108,13 +111,27 @@ fn probe_all() -> Vec<Capability> {
         by(
             "pidfd_open",
             probe::pidfd_open(),
-            "signals by process number",
+            "not needed where PIDFD_SELF works; else as without process_madvise",
         ),
         by(
             "process_mrelease",
             probe::process_mrelease(),
             "a killed process frees its memory alone",
         ),
+        Capability {
+            name: "parallel exit",
+            available: stop::SUPPORTED,
+            detail: match (stop::SUPPORTED, stop::same_memory(stop::pid(), stop::pid())) {
+                (false, _) => "needs glibc on x86-64".to_owned(),
+                (true, Ok(_)) => "works".to_owned(),
+                (true, Err(errno)) => {
+                    format!(
+                        "works; kcmp: {errno:?}, so a process of our size is taken for a sharer"
+                    )
+                }
+            },
+            fallback: "exit::parallel is a plain exit",
+        },
         Capability {
             name: "transparent huge pages",
             available: probe::transparent_huge_pages().is_some_and(|mode| mode != "never"),
