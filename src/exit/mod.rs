@@ -33,7 +33,7 @@ const WORTH_BYTES: usize = 64 << 20;
 ///    each sleeps in a signal handler, after its system call in progress. None
 ///    runs on over memory that is gone, none writes its zeros anywhere.
 /// 3. Every private anonymous mapping of at least 1 MiB is discarded
-///    (`MADV_DONTNEED`) by [`default_max_active`](crate::default_max_active)
+///    (`MADV_DONTNEED`) by [`default_max_active`]
 ///    threads, except the stacks, thread-local storage, and what the last
 ///    steps themselves stand on. Nothing is allocated any more.
 /// 4. exit_group(2) with `code`.
