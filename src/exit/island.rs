@@ -18,8 +18,8 @@ pub(super) const THREADS_MAX: usize = 1 << 15;
 /// Pieces to discard; memory in more pieces is left to the kernel.
 pub(super) const PIECES_MAX: usize = 1 << 15;
 
-/// What stays: two places for each thread, and our own four.
-pub(super) const KEPT_MAX: usize = 2 * THREADS_MAX + 4;
+/// What stays: three places for each thread, and our own four.
+pub(super) const KEPT_MAX: usize = 3 * THREADS_MAX + 4;
 
 /// For one read of /proc: holds any line of maps (a path of 4096 bytes, each
 /// perhaps escaped to four).
@@ -37,6 +37,8 @@ pub(super) struct Slot {
     /// Where its stack and its thread-local storage are.
     pub(super) stack: AtomicUsize,
     pub(super) storage: AtomicUsize,
+    /// The stack that its signal handler sleeps on, perhaps another one.
+    pub(super) handler: AtomicUsize,
 }
 
 /// All memory that is used after the world is stopped. Zero is its initial
@@ -47,6 +49,8 @@ pub(super) struct Island {
     pid: AtomicU32,
     page_bytes: AtomicUsize,
     island_bytes: AtomicUsize,
+    /// The thread that leaves.
+    leaver: AtomicU32,
     workers_started: AtomicU32,
     workers_ready: AtomicU32,
     /// Raised to 1 when the pieces may be taken.
@@ -107,6 +111,17 @@ impl Island {
         (start, start + self.island_bytes.load(Ordering::Relaxed))
     }
 
+    /// Makes the calling thread the one whose exit(3) ends in the last steps.
+    pub(super) fn leave_by_this_thread(&self) {
+        self.leaver.store(stop::tid(), Ordering::Relaxed);
+    }
+
+    /// Whether the calling thread is that one: another one may have called
+    /// exit(3) first, with a code of its own.
+    pub(super) fn is_leaver(&self) -> bool {
+        self.leaver.load(Ordering::Relaxed) == stop::tid()
+    }
+
     pub(super) fn workers_started(&self) {
         self.workers_started.fetch_add(1, Ordering::Relaxed);
     }
@@ -127,6 +142,8 @@ impl Island {
                 .store((&raw const here).addr(), Ordering::Relaxed);
             slot.storage
                 .store(stop::thread_pointer(), Ordering::Relaxed);
+            slot.handler
+                .store((&raw const here).addr(), Ordering::Relaxed);
             slot.stopped.store(1, Ordering::Release);
             self.workers_ready.fetch_add(1, Ordering::Release);
             stop::futex_wake(&self.workers_ready);

@@ -46,7 +46,8 @@ const WORTH_BYTES: usize = 64 << 20;
 /// other than x86-64, helper threads refused, or less than 64 MiB to free. The
 /// process ends with the same code either way.
 ///
-/// Called a second time, from another thread, it is a plain exit as well.
+/// Of two threads that leave at once the first decides the code, and the other
+/// sleeps until the process is gone, as with `std::process::exit`.
 ///
 /// ```no_run
 /// let cache = vec![1u8; 1 << 30];
@@ -79,6 +80,7 @@ fn prepare(code: i32) {
     {
         return;
     }
+    island.leave_by_this_thread();
     for _ in 0..default_max_active() {
         if thread::spawn_quiet("mmzap-exit", work).is_ok() {
             island.workers_started();
@@ -110,21 +112,19 @@ fn work() {
 extern "C" fn last() {
     let Some(island) = island() else { return };
     // A child forked by an exit handler inherits the hook but not the workers.
-    if stop::pid() != island.pid() {
+    // And another thread's exit(3) may have come first, with another code.
+    if stop::pid() != island.pid() || !island.is_leaver() {
         return;
     }
     // Our stream comes before older ones: let those have their turn first.
-    if !stop::settle_streams() {
-        return;
-    }
-    if !island.workers_ready() || !sweep::is_safe(island) {
+    if !stop::handlers_done() || !stop::settle_streams() || !island.workers_ready() {
         return;
     }
     stop::block_everything();
-    if !world::stop(island) || !sweep::is_alone(island) {
-        stop::exit_group(island.code());
+    // Looked at last, when nobody can open or share anything any more.
+    if world::stop(island) && sweep::is_safe(island) && sweep::is_alone(island) {
+        sweep::all(island);
     }
-    sweep::all(island);
     stop::exit_group(island.code());
 }
 

@@ -11,7 +11,10 @@ use crate::{
     mapping::{Kind, maps::Line},
     operation::Advice,
     range::PageRange,
-    sys::stop::{self, Raw},
+    sys::{
+        ENOENT,
+        stop::{self, Raw},
+    },
 };
 
 /// Mappings smaller than this are left to the kernel: a call each would cost
@@ -42,8 +45,9 @@ const STUCK: Duration = Duration::from_secs(2);
 
 /// Whether the kernel itself may still use this process's memory: an io_uring
 /// and a vhost device read and write buffers on their own, and a userfaultfd
-/// can keep a discard waiting for an answer from a thread that is stopped.
-/// (What a device reaches by DMA is pinned, and keeps its contents.)
+/// can keep a discard waiting for an answer from a thread that is stopped. What
+/// a device reaches by DMA is pinned and keeps its contents, except where it
+/// follows page tables, as RDMA can.
 pub(super) fn is_safe(island: &Island) -> bool {
     // A /proc of another PID namespace numbers our threads differently.
     let mut target = [0u8; 16];
@@ -67,23 +71,25 @@ pub(super) fn is_safe(island: &Island) -> bool {
 }
 
 fn is_hazard(fd: u32) -> bool {
-    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
-    write_number(fd, &mut path[14..]);
+    let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0\0\0\0\0\0\0";
+    write_number(fd, &mut path[21..]);
     let mut target = [0u8; 64];
     let Ok(path) = CStr::from_bytes_until_nul(&path) else {
         return true;
     };
     match stop::read_link(path, &mut target) {
         Ok(target) => is_hazard_name(target),
-        Err(_) => false, // closed meanwhile
+        Err(ENOENT) => false, // closed meanwhile
+        Err(_) => true,
     }
 }
 
 fn is_hazard_name(name: &[u8]) -> bool {
-    const HAZARDS: [&[u8]; 3] = [
+    const HAZARDS: [&[u8]; 4] = [
         b"anon_inode:[io_uring]",
         b"anon_inode:[userfaultfd]",
         b"/dev/vhost",
+        b"/dev/infiniband/",
     ];
     HAZARDS.iter().any(|hazard| name.starts_with(hazard))
 }
@@ -135,11 +141,7 @@ pub(super) fn all(island: &Island) {
     let total = island.pieces_len.load(Ordering::Relaxed) as u32;
     loop {
         let done = island.done.load(Ordering::Acquire);
-        if done >= total {
-            return;
-        }
-        stop::futex_wait(&island.done, done, Some(STUCK));
-        if island.done.load(Ordering::Acquire) == done && stuck(island, done) {
+        if done >= total || stuck(island, done) {
             return;
         }
     }
@@ -280,8 +282,8 @@ fn keep(island: &Island) {
         .iter()
         .filter(|slot| slot.tid.load(Ordering::Relaxed) != 0)
         .flat_map(|slot| {
-            let stack = slot.stack.load(Ordering::Relaxed);
-            [around(stack), around(slot.storage.load(Ordering::Relaxed))]
+            [&slot.stack, &slot.storage, &slot.handler]
+                .map(|address| around(address.load(Ordering::Relaxed)))
         });
     // SAFETY: this is the leaving thread, before `go`.
     unsafe { island.keep(own.into_iter().chain(threads)) };

@@ -8,7 +8,7 @@ use std::{
 
 use super::island::{Island, Slot};
 use crate::sys::{
-    ESRCH,
+    ENOENT, ESRCH,
     stop::{self, Raw},
 };
 
@@ -33,18 +33,40 @@ pub(super) fn stop(island: &Island) -> bool {
         let stops = island.stops.load(Ordering::Acquire);
         match pass(island) {
             None => return false,
-            Some(0) => return true,
+            Some(Pass {
+                running: 0,
+                moved: false,
+            }) if all_told_are_still(island) => return true,
             Some(_) if stop::now() > deadline => return false,
+            Some(Pass { running: 0, .. }) => {}
             Some(_) => stop::futex_wait(&island.stops, stops, Some(NAP)),
         }
     }
 }
 
-/// Tells every thread that is not told yet; how many still run. `None` if
-/// there is no telling.
-fn pass(island: &Island) -> Option<usize> {
+/// What one reading of the list of threads showed.
+#[derive(Default)]
+struct Pass {
+    /// Threads that run.
+    running: usize,
+    /// Somebody came or went meanwhile. The kernel goes on in its list by
+    /// counting, so such a reading can have missed somebody.
+    moved: bool,
+}
+
+/// Whether every thread that was ever told has stopped or is dead.
+fn all_told_are_still(island: &Island) -> bool {
+    island.slots.iter().all(|slot| {
+        slot.told.load(Ordering::Relaxed) == 0
+            || slot.stopped.load(Ordering::Acquire) == 1
+            || is_dead(slot.tid.load(Ordering::Relaxed))
+    })
+}
+
+/// Tells every thread that is not told yet. `None` if there is no telling.
+fn pass(island: &Island) -> Option<Pass> {
     let me = stop::tid();
-    let mut running = 0;
+    let mut seen = Pass::default();
     let mut lost = false;
     let tasks = Raw::open(c"/proc/self/task").ok()?;
     // SAFETY: this is the leaving thread, and no other borrow is alive.
@@ -57,49 +79,72 @@ fn pass(island: &Island) -> Option<usize> {
             lost = true;
             return false;
         };
-        if slot.stopped.load(Ordering::Acquire) == 0 && !stopped(island, slot, tid) {
-            running += 1;
+        if slot.stopped.load(Ordering::Acquire) == 0 {
+            match tell(island, slot, tid) {
+                State::Running => seen.running += 1,
+                State::Gone => seen.moved = true,
+                State::Dead => {}
+            }
         }
         true
     });
-    (listed.is_ok() && !lost).then_some(running)
+    (listed.is_ok() && !lost).then_some(seen)
 }
 
-/// Tells a thread once; whether it is known not to run again.
-fn stopped(island: &Island, slot: &Slot, tid: u32) -> bool {
+/// How a listed thread is that has not stopped.
+#[derive(PartialEq, Eq)]
+enum State {
+    Running,
+    /// It has ended, and stays listed: a main thread that left before others.
+    Dead,
+    /// It is listed no more.
+    Gone,
+}
+
+/// Tells a thread once to stop.
+fn tell(island: &Island, slot: &Slot, tid: u32) -> State {
     if slot.told.swap(1, Ordering::Relaxed) == 1 {
-        // Perhaps a dead main thread, which stays listed.
-        return is_dead(tid);
+        return state_of(tid);
     }
     match stop::signal(island.pid(), tid) {
-        Ok(()) => false,
-        Err(ESRCH) => true, // gone already
+        Ok(()) => State::Running,
+        Err(ESRCH) => State::Gone,
         // No room for a queued signal: try again in the next pass.
         Err(_) => {
             slot.told.store(0, Ordering::Relaxed);
-            false
+            State::Running
         }
     }
 }
 
-/// Whether a listed thread has ended: state Z or X in its stat.
 fn is_dead(tid: u32) -> bool {
+    state_of(tid) != State::Running
+}
+
+/// From a thread's stat: Z or X is dead.
+fn state_of(tid: u32) -> State {
     let mut path = *b"/proc/self/task/\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut stat = [0u8; 128];
     let name_at = 16;
     let digits = write_number(tid, &mut path[name_at..]);
     path[name_at + digits..][..5].copy_from_slice(b"/stat");
     let Ok(path) = CStr::from_bytes_until_nul(&path) else {
-        return false;
+        return State::Running;
     };
-    let Ok(file) = Raw::open(path) else {
-        return true; // no such thread
+    let read = match Raw::open(path) {
+        Ok(file) => file.read(&mut stat),
+        Err(ENOENT) => return State::Gone,
+        Err(_) => return State::Running, // there is no telling
     };
-    let read = file.read(&mut stat).unwrap_or(0);
+    let Ok(read) = read else {
+        return State::Gone; // ESRCH: ended between the two calls
+    };
     // "tid (name) S …": a name may hold anything, so look from its end.
     let after = stat[..read].iter().rposition(|&b| b == b')');
-    let state = after.and_then(|at| stat.get(at + 2));
-    matches!(state, Some(b'Z' | b'X'))
+    match after.and_then(|at| stat.get(at + 2)) {
+        Some(b'Z' | b'X') => State::Dead,
+        _ => State::Running,
+    }
 }
 
 /// Runs on each thread that is told to stop.

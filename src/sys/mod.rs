@@ -108,6 +108,7 @@ pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
 pub(crate) const EACCES: Errno = Errno(libc::EACCES);
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 pub(crate) const EAGAIN: Errno = Errno(libc::EAGAIN);
+pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
 pub(crate) const ESRCH: Errno = Errno(libc::ESRCH);
 pub(crate) const ENOSYS: Errno = Errno(libc::ENOSYS);
 

@@ -6,7 +6,7 @@
 //! the one libc function `syscall`, so nothing it needs can be emptied.
 
 use std::{
-    ffi::{CStr, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::Duration,
 };
@@ -48,7 +48,7 @@ struct CookieFunctions {
 unsafe extern "C" {
     fn fopencookie(
         cookie: *mut c_void,
-        mode: *const i8,
+        mode: *const c_char,
         functions: CookieFunctions,
     ) -> *mut libc::FILE;
 }
@@ -58,8 +58,8 @@ unsafe extern "C" {
 ///
 /// After the flush, exit(3) makes each stream unbuffered, which takes a stream
 /// that was read ahead back to where its reader stands: by its seek function.
-/// A stream of our own with a byte read ahead gets exactly that call, and no
-/// other: `fflush(NULL)` in somebody's handler leaves it alone.
+/// A stream of our own with a byte read ahead gets that call. Somebody's handler
+/// can cause it too early, by fcloseall(3): see [`handlers_done`].
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(crate) fn run_last(hook: extern "C" fn()) -> Result<(), Errno> {
     unsafe extern "C" fn read(_: *mut c_void, buffer: *mut u8, len: usize) -> isize {
@@ -72,6 +72,10 @@ pub(crate) fn run_last(hook: extern "C" fn()) -> Result<(), Errno> {
         // SAFETY: the cookie is the function that `run_last` was given.
         let hook: extern "C" fn() = unsafe { std::mem::transmute(hook) };
         hook();
+        // Any error but "not seekable" leaves the byte read ahead where it is,
+        // and the stream is asked again at the next occasion.
+        // SAFETY: errno is this thread's own.
+        unsafe { *libc::__errno_location() = libc::EIO };
         -1
     }
     let functions = CookieFunctions {
@@ -91,6 +95,14 @@ pub(crate) fn run_last(hook: extern "C" fn()) -> Result<(), Errno> {
         return Err(super::last_errno());
     }
     Ok(())
+}
+
+/// Whether exit(3) has run every handler: then, and only then, it takes no new
+/// one.
+pub(crate) fn handlers_done() -> bool {
+    extern "C" fn nothing() {}
+    // SAFETY: the handler does nothing.
+    unsafe { libc::atexit(nothing) != 0 }
 }
 
 /// Brings every other stream to the state in which exit(3) leaves it: flushed,

@@ -256,7 +256,8 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
                 self.job.finish(&batch, None);
                 let took = began.elapsed();
                 // The callback may change the width: the next step knows.
-                progress(self.job.tally().done_bytes);
+                let done_bytes = self.job.tally().done_bytes; // unlocked again
+                progress(done_bytes);
                 self.helped = plan.pace(batch.bytes(), took, self.job.max_active.get());
             }
         }
