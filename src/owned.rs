@@ -1,5 +1,7 @@
 //! Maps that are handed over whole: losing their contents is safe.
 
+#[cfg(feature = "memmap2")]
+use crate::sys::mmap;
 use crate::{error::Errno, map::Map};
 
 mod sealed {
@@ -66,10 +68,9 @@ impl OwnedMap for memmap2::MmapMut {
     }
 
     fn unmap(self) -> Result<(), Errno> {
-        // memmap2 unmaps by one munmap(2) and keeps its answer to itself; it
-        // refuses a whole mapping only if somebody sealed it.
-        drop(self);
-        Ok(())
+        // memmap2 would do the same, and keep the answer to itself.
+        let map = std::mem::ManuallyDrop::new(self);
+        mmap::unmap_owned(map.as_ptr().addr(), map.len())
     }
 }
 
@@ -88,7 +89,7 @@ impl OwnedMap for memmap2::Mmap {
     }
 
     fn unmap(self) -> Result<(), Errno> {
-        drop(self); // as for MmapMut
-        Ok(())
+        let map = std::mem::ManuallyDrop::new(self); // as for MmapMut
+        mmap::unmap_owned(map.as_ptr().addr(), map.len())
     }
 }

@@ -141,11 +141,13 @@ pub(crate) struct Problems {
     pub(crate) failures: Vec<Error>,
     pub(crate) failed_bytes: usize,
     untouchable: bool,
+    cancelled: bool,
 }
 
 impl Problems {
     pub(crate) fn skip(&mut self, addr: usize, len: usize, reason: Reason) {
         self.skipped_bytes = self.skipped_bytes.saturating_add(len);
+        self.cancelled |= reason == Reason::Cancelled;
         self.untouchable |= matches!(reason, Reason::Kind(_) | Reason::PartialHugePage { .. });
         let next = Skipped { addr, len, reason };
         if let Some(last) = self.skipped.last_mut()
@@ -164,6 +166,11 @@ impl Problems {
         self.untouchable
     }
 
+    /// Whether anything was left because the job was cancelled.
+    pub(crate) fn was_cancelled(&self) -> bool {
+        self.cancelled
+    }
+
     /// Bytes that were not done.
     pub(crate) fn left_bytes(&self) -> usize {
         self.skipped_bytes.saturating_add(self.failed_bytes)
@@ -173,6 +180,7 @@ impl Problems {
     pub(crate) fn absorb(&mut self, other: Self) {
         let listed: usize = other.skipped.iter().map(|skipped| skipped.len).sum();
         self.untouchable |= other.untouchable;
+        self.cancelled |= other.cancelled;
         for skipped in other.skipped {
             self.skip(skipped.addr, skipped.len, skipped.reason);
         }
@@ -211,6 +219,20 @@ impl Report {
             caller_cpu: Duration::ZERO,
             helper_cpu: Duration::ZERO,
             problems: Problems::default(),
+        }
+    }
+
+    /// Takes bytes out of the account that the owner does not know of.
+    pub(crate) fn forget_bytes(&mut self, mut bytes: usize) {
+        let problems = &mut self.problems;
+        for count in [
+            &mut self.bytes_done,
+            &mut problems.skipped_bytes,
+            &mut problems.failed_bytes,
+        ] {
+            let less = bytes.min(*count);
+            *count -= less;
+            bytes -= less;
         }
     }
 

@@ -139,14 +139,15 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Gather<R, M> {
         let (piece, after) = mapped.split_at(mapping.range.end());
         self.rest = after;
         let Some(piece) = piece else { return };
-        if let Some(why) = self.rules.operation.refuses(&mapping) {
+        let refused = self.rules.operation.refuses(&mapping);
+        if let Some(why) = refused {
             self.skip(piece, Reason::Kind(why));
         } else if mapping.page_bytes > self.rules.page_bytes {
             self.cut_to_pages_of(&mapping, piece);
         } else if piece.len() >= self.rules.span_bytes || !self.add(piece) {
             self.span(piece, self.rules.boundary_bytes);
         }
-        if mapping.kind == Kind::Shared {
+        if mapping.kind == Kind::Shared && refused.is_none() {
             // What `span` put back comes here again.
             let back = self
                 .rest
@@ -164,8 +165,9 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Gather<R, M> {
             return Some(last);
         }
         match self.mappings.at_or_after(addr) {
-            Found::Mapping(mapping) => Some(mapping),
-            Found::Nothing => None,
+            // A list out of order would lead nowhere.
+            Found::Mapping(mapping) if mapping.range.end() > addr => Some(mapping),
+            Found::Mapping(_) | Found::Nothing => None,
             // Nobody can tell: the kernel will.
             Found::Unknown => Some(Mapping {
                 range: PageRange::between(0, !(self.rules.page_bytes - 1))?,

@@ -81,7 +81,7 @@ impl Rules {
     /// The same rules with batches of about `bytes`.
     #[must_use]
     pub fn with_batch_bytes(mut self, bytes: usize) -> Self {
-        self.batch_bytes = bytes.clamp(self.page_bytes, BATCH_BYTES_MAX);
+        self.batch_bytes = bytes.min(BATCH_BYTES_MAX).max(self.page_bytes);
         self
     }
 }

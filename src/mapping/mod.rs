@@ -80,6 +80,19 @@ impl Mappings for &[Mapping] {
     }
 }
 
+/// Whether one mapping of ordinary pages holds all of `range`, and it is none
+/// of the kernel's own.
+pub(crate) fn is_ordinary(range: PageRange, page_bytes: usize) -> bool {
+    match LiveMappings::open().at_or_after(range.start()) {
+        Found::Mapping(found) => {
+            found.range.contains(range)
+                && found.page_bytes == page_bytes
+                && found.kind != Kind::Special
+        }
+        Found::Nothing | Found::Unknown => false,
+    }
+}
+
 /// The mappings that `addr..addr + len` meets, in address order.
 ///
 /// Empty where nothing is mapped, and where /proc is not to be had.

@@ -3,7 +3,10 @@
 use super::{ENOSYS, Kernel, last_errno, probe};
 use crate::{
     error::Errno,
-    mapping::{LiveMappings, Trait, smaps},
+    mapping::{
+        LiveMappings,
+        smaps::{self, Hidden},
+    },
     operation::Advice,
     range::PageRange,
 };
@@ -93,8 +96,8 @@ impl Kernel for Linux {
         LiveMappings::open()
     }
 
-    fn traits_at(&self, addr: usize) -> Vec<Trait> {
-        smaps::traits_at(addr)
+    fn hidden(&self) -> Vec<Hidden> {
+        smaps::hidden()
     }
 }
 

@@ -109,23 +109,38 @@ impl Region {
     }
 }
 
-/// Whether the kernel may do other than asked with a range and say nothing, so
-/// that the mapping has to be looked at first: a huge-page file system rounds a
-/// length down when the start is right, and the vDSO takes a discard as any
-/// file mapping would.
+/// Whether the kernel may do other than asked with an advice over a range and
+/// say nothing, so that the mapping has to be looked at first: a huge-page file
+/// system rounds an end down to its own pages, and the vDSO takes a discard as
+/// any file mapping would.
 pub(crate) fn is_treacherous(range: PageRange) -> bool {
-    let aligned = |at: usize, to: usize| at.is_multiple_of(to);
-    // x86-64 has huge pages of 2 MiB and of 1 GiB.
-    let rounded = aligned(range.start(), 2 << 20) && !aligned(range.len(), 2 << 20)
-        || aligned(range.start(), 1 << 30) && !aligned(range.len(), 1 << 30);
-    rounded || vdso().is_some_and(|vdso| vdso.intersect(range).is_some())
+    // The smallest huge page of x86-64; a larger one ends at such a boundary
+    // too, or the range is too long to go straight to the kernel.
+    const HUGE: usize = 2 << 20;
+    let boundary = range.end() & !(HUGE - 1);
+    let rounded = boundary != range.end() && boundary >= range.start();
+    let giant = range.start().is_multiple_of(1 << 30);
+    rounded || giant || vdso().is_some_and(|vdso| vdso.intersect(range).is_some())
 }
 
-/// Where the vDSO lies, as far as its first pages.
+/// Where the vDSO and the pages of data beside it lie, generously.
 fn vdso() -> Option<PageRange> {
+    const BESIDE: usize = 64 << 10;
     // SAFETY: takes any number, reads what the kernel left at process start.
     let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
-    PageRange::new(start, 2 * page_bytes(), page_bytes()).filter(|_| start != 0)
+    PageRange::between(start.checked_sub(BESIDE)?, start.checked_add(BESIDE)?)
+}
+
+/// munmap(2) of the pages that hold these bytes, for a map whose owner gives
+/// it up.
+pub(crate) fn unmap_owned(addr: usize, len: usize) -> Result<(), Errno> {
+    let page = page_bytes();
+    let start = addr & !(page - 1);
+    let len = (addr - start + len).max(1);
+    // SAFETY: the caller has taken the map from its owner, who does not unmap
+    // it; memmap2 computes the same from its pointer and length.
+    let rc = unsafe { libc::munmap(start as *mut _, len) };
+    if rc == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Advice of madvise(2) that keeps contents.

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{
     error::Errno,
-    mapping::{Mappings, Trait},
+    mapping::{Mappings, smaps::Hidden},
     operation::Advice,
     range::PageRange,
 };
@@ -46,8 +46,8 @@ pub(crate) trait Kernel: Sync {
     /// A fresh view of what is mapped.
     fn mappings(&self) -> Self::Mappings;
 
-    /// What hides behind a refusal: locks, seals, device memory.
-    fn traits_at(&self, addr: usize) -> Vec<Trait>;
+    /// What hides behind refusals: locks, seals, device memory.
+    fn hidden(&self) -> Vec<Hidden>;
 }
 
 /// Ranges that one process_madvise(2) takes: `UIO_MAXIOV`.
@@ -61,7 +61,7 @@ pub(crate) const VECTOR_BYTES_MAX: usize = 0x7fff_f000;
 /// Where user space ends: no mapping can lie above it.
 pub(crate) const USER_SPACE_END: usize = if cfg!(target_pointer_width = "64") {
     // Five-level page tables; the kernel's half begins far above.
-    1 << 56
+    1_u64.wrapping_shl(56) as usize
 } else {
     0xffff_f000
 };
@@ -75,6 +75,20 @@ pub(crate) struct Once(AtomicUsize);
 impl Once {
     pub(crate) const fn new() -> Self {
         Self(AtomicUsize::new(usize::MAX))
+    }
+
+    /// The number if it is known, or the one that `find` is sure of.
+    pub(crate) fn get_if_sure(&self, find: impl FnOnce() -> (usize, bool)) -> usize {
+        match self.0.load(Ordering::Relaxed) {
+            usize::MAX => {
+                let (found, sure) = find();
+                if sure {
+                    self.0.store(found, Ordering::Relaxed);
+                }
+                found
+            }
+            known => known,
+        }
     }
 
     /// The number, by `find` if it is not known; never `usize::MAX`.
@@ -108,6 +122,7 @@ pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
 pub(crate) const EACCES: Errno = Errno(libc::EACCES);
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 pub(crate) const EAGAIN: Errno = Errno(libc::EAGAIN);
+pub(crate) const EBADF: Errno = Errno(libc::EBADF);
 pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
 pub(crate) const ESRCH: Errno = Errno(libc::ESRCH);
 pub(crate) const ENOSYS: Errno = Errno(libc::ENOSYS);

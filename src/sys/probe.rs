@@ -5,7 +5,7 @@
 //! provoked by a program that never needs it.
 
 use super::{
-    ENOSYS, Once, last_errno,
+    EBADF, EINVAL, ENOSYS, EPERM, Once, last_errno,
     linux::{self, PIDFD_SELF_THREAD, Pidfd},
     mmap::Region,
     page_bytes, procmap,
@@ -53,7 +53,15 @@ impl Vectors {
 /// Whether process_madvise(2) discards this process's own pages (Linux 6.13).
 pub(crate) fn vectors() -> Vectors {
     static ANSWER: Once = Once::new();
-    Vectors::from_number(ANSWER.get(|| find_vectors().number()))
+    Vectors::from_number(ANSWER.get_if_sure(|| {
+        let found = find_vectors();
+        // A shortage of memory or descriptors says nothing about the kernel.
+        let sure = match found {
+            Vectors::No(errno) => [ENOSYS, EINVAL, EPERM, EBADF].contains(&errno),
+            _ => true,
+        };
+        (found.number(), sure)
+    }))
 }
 
 fn find_vectors() -> Vectors {

@@ -4,12 +4,18 @@
 //! ends in ENOMEM, any other refusal stops there, and a vector counts only
 //! whole ranges.
 
-use std::{collections::VecDeque, sync::Mutex};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use super::{EINVAL, ENOMEM, EPERM, Kernel, VECTOR_BYTES_MAX};
 use crate::{
     error::Errno,
-    mapping::{Found, Kind, Mapping, Mappings, Trait},
+    mapping::{Found, Kind, Mapping, Mappings, Trait, smaps::Hidden},
     operation::Advice,
     range::PageRange,
 };
@@ -45,6 +51,8 @@ pub(crate) struct Scripted {
     /// Every page range that was really advised, in order.
     pub(crate) advised: Mutex<Vec<PageRange>>,
     pub(crate) unmapped: Mutex<Vec<PageRange>>,
+    /// How often smaps was read.
+    pub(crate) hidden_reads: AtomicUsize,
     pub(crate) blind: bool,
     /// Called at each single advice: where a test holds a thread in the kernel.
     pub(crate) on_advise: Option<Box<dyn Fn() + Send + Sync>>,
@@ -167,11 +175,15 @@ impl Kernel for Scripted {
         )
     }
 
-    fn traits_at(&self, addr: usize) -> Vec<Trait> {
+    fn hidden(&self) -> Vec<Hidden> {
+        self.hidden_reads.fetch_add(1, Ordering::Relaxed);
         self.space
             .iter()
-            .find(|fake| fake.mapping.range.start() <= addr && addr < fake.mapping.range.end())
-            .map(|fake| fake.traits.clone())
-            .unwrap_or_default()
+            .filter(|fake| !fake.traits.is_empty())
+            .map(|fake| Hidden {
+                range: fake.mapping.range,
+                traits: fake.traits.clone(),
+            })
+            .collect()
     }
 }

@@ -8,7 +8,7 @@ use super::job::Tally;
 use crate::{
     error::{Errno, Error},
     gather::Batch,
-    mapping::{Found, Kind, Mappings as _, Trait},
+    mapping::{Found, Kind, Mappings as _, Trait, smaps::HiddenTraits},
     operation::{Advice, Operation},
     range::PageRange,
     report::Reason,
@@ -24,12 +24,18 @@ const TRIES: usize = 5;
 /// that batch goes by single calls; the next batch tries again.
 const STRIKES: usize = 3;
 
-pub(super) fn batch<K: Kernel>(kernel: &K, operation: Operation, batch: &Batch, tally: &mut Tally) {
+pub(super) fn batch<K: Kernel>(
+    kernel: &K,
+    operation: Operation,
+    batch: &Batch,
+    hidden: &HiddenTraits,
+    tally: &mut Tally,
+) {
     let mut call = Call {
         kernel,
         operation,
         tally,
-        known: None,
+        hidden,
     };
     match batch {
         Batch::Span(range) => call.span(*range),
@@ -41,8 +47,7 @@ struct Call<'a, K: Kernel> {
     kernel: &'a K,
     operation: Operation,
     tally: &'a mut Tally,
-    /// The mapping whose refusal was explained last: smaps is slow to read.
-    known: Option<(PageRange, Vec<Trait>)>,
+    hidden: &'a HiddenTraits,
 }
 
 impl<K: Kernel> Call<'_, K> {
@@ -140,7 +145,7 @@ impl<K: Kernel> Call<'_, K> {
                 };
                 match again.or_else(|errno| self.otherwise(piece, errno)) {
                     Ok(()) => self.tally.done_bytes += piece.len(),
-                    Err(errno) => self.explain(piece, mapping.range, mapping.kind, errno),
+                    Err(errno) => self.explain(piece, mapping.kind, errno),
                 }
             }
         }
@@ -158,17 +163,17 @@ impl<K: Kernel> Call<'_, K> {
     }
 
     /// Says why one mapping refused.
-    fn explain(&mut self, piece: PageRange, mapping: PageRange, kind: Kind, errno: Errno) {
+    fn explain(&mut self, piece: PageRange, kind: Kind, errno: Errno) {
         if self.operation == Operation::Unmap {
             return; // munmap(2) takes it without being emptied first
         }
         let reason = match errno {
-            EINVAL => match self.traits(piece, mapping) {
+            EINVAL => match self.traits(piece) {
                 traits if traits.contains(&Trait::Locked) => Some(Reason::Locked),
                 traits if traits.contains(&Trait::Device) => Some(Reason::Device),
                 _ => None,
             },
-            EPERM if self.traits(piece, mapping).contains(&Trait::Sealed) => Some(Reason::Sealed),
+            EPERM if self.traits(piece).contains(&Trait::Sealed) => Some(Reason::Sealed),
             EACCES if self.operation == Operation::Punch => Some(Reason::ReadOnlyFile),
             _ => None,
         };
@@ -178,11 +183,8 @@ impl<K: Kernel> Call<'_, K> {
         }
     }
 
-    fn traits(&mut self, piece: PageRange, mapping: PageRange) -> &[Trait] {
-        if self.known.as_ref().is_none_or(|(at, _)| *at != mapping) {
-            self.known = Some((mapping, self.kernel.traits_at(piece.start())));
-        }
-        self.known.as_ref().map_or(&[], |(_, traits)| traits)
+    fn traits(&self, piece: PageRange) -> &[Trait] {
+        self.hidden.at(piece.start(), || self.kernel.hidden())
     }
 
     fn skip(&mut self, range: PageRange, reason: Reason) {

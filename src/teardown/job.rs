@@ -16,6 +16,7 @@ use crate::{
     crew::{self, Crew, MaxActive, Work},
     error::Errno,
     gather::{Batch, Planned},
+    mapping::smaps::HiddenTraits,
     operation::Operation,
     report::{Problems, Reason, Report},
     sys::{Kernel, affinity::Cpus, thread},
@@ -77,6 +78,7 @@ pub(super) struct Job<K> {
     active: CachePadded<AtomicUsize>,
     /// Seats posted whose helpers have not left yet.
     seated: AtomicUsize,
+    hidden: HiddenTraits,
     tally: Mutex<Tally>,
     finished: Condvar,
 }
@@ -117,6 +119,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
             unfinished: CachePadded::new(AtomicUsize::new(0)),
             active: CachePadded::new(AtomicUsize::new(1)),
             seated: AtomicUsize::new(0),
+            hidden: HiddenTraits::default(),
             tally: Mutex::default(),
             finished: Condvar::new(),
         });
@@ -142,6 +145,11 @@ impl<K: Kernel + Send + 'static> Job<K> {
 
     /// Does one batch, or passes it by after a cancellation.
     fn finish(&self, batch: &Batch, cpu_since: Option<Duration>) {
+        // However this ends: the caller waits for it.
+        let _finished = Finished {
+            job: self,
+            by_helper: cpu_since.is_some(),
+        };
         let mut part = Tally::default();
         if self.cancel.is_cancelled() || self.abandoned.load(Ordering::Relaxed) {
             for range in batch.ranges() {
@@ -149,19 +157,13 @@ impl<K: Kernel + Send + 'static> Job<K> {
                     .skip(range.start(), range.len(), Reason::Cancelled);
             }
         } else {
-            execute::batch(&self.kernel, self.operation, batch, &mut part);
+            execute::batch(&self.kernel, self.operation, batch, &self.hidden, &mut part);
         }
         if let Some(since) = cpu_since {
             part.steals = 1;
             part.helper_cpu = thread::cpu_time().saturating_sub(since);
         }
-        let mut tally = self.tally();
-        tally.absorb(part);
-        let last = self.unfinished.fetch_sub(1, Ordering::Release) == 1;
-        // Only the caller ever waits, and not while it works itself.
-        if last && cpu_since.is_some() {
-            self.finished.notify_all();
-        }
+        self.tally().absorb(part);
     }
 
     /// Takes one of the places below `max_active`.
@@ -180,6 +182,25 @@ impl<K: Kernel + Send + 'static> Job<K> {
                 (active > self.max_active.get()).then_some(active - 1)
             })
             .is_ok()
+    }
+}
+
+/// One batch less to wait for.
+struct Finished<'a, K> {
+    job: &'a Job<K>,
+    by_helper: bool,
+}
+
+impl<K> Drop for Finished<'_, K> {
+    fn drop(&mut self) {
+        // The lock is what the caller holds between its look and its sleep.
+        let lock = self.job.tally.lock();
+        let last = self.job.unfinished.fetch_sub(1, Ordering::Release) == 1;
+        drop(lock);
+        // Only the caller ever waits, and not while it works itself.
+        if last && self.by_helper {
+            self.job.finished.notify_all();
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     crew::{MaxActive, recent_max_active},
     error::Error,
     gather::{Gather, Planned, Rules},
-    mapping::Mappings,
+    mapping::{self, Mappings},
     operation::Operation,
     owned::{Bytes, OwnedMap},
     pace,
@@ -169,7 +169,7 @@ impl<'a> Teardown<'a> {
                 if let Some(pages) = cut(addr, work_len, &mut report) {
                     self.run_pages(&[pages], &mut report);
                 }
-                report.bytes_done = report.bytes_done.min(len);
+                report.forget_bytes(work_len - len);
                 started.end(&mut report);
                 return report;
             }
@@ -231,7 +231,7 @@ impl<'a> Teardown<'a> {
         let (done_before, left_before) = (report.bytes_done, report.problems.left_bytes());
         match *pages {
             [] => return,
-            [only] if total < DIRECT_BYTES && !sys::mmap::is_treacherous(only) => {
+            [only] if total < DIRECT_BYTES && self.may_go_directly(only) => {
                 self.direct(only, report);
             }
             _ => {
@@ -245,11 +245,25 @@ impl<'a> Teardown<'a> {
             }
         }
         if self.operation == Operation::Unmap {
-            // What is neither skipped nor refused is unmapped, holes excepted.
             let left = report.problems.left_bytes() - left_before;
-            report.bytes_done = done_before + total.saturating_sub(left);
+            if report.problems.was_cancelled() {
+                // What was emptied is free, and everything is still mapped.
+                let emptied = report.bytes_done - done_before;
+                report.problems.skipped_bytes += total.saturating_sub(emptied + left);
+            } else {
+                // What is neither skipped nor refused is unmapped.
+                report.bytes_done = done_before + total.saturating_sub(left);
+            }
         }
         self.say(report.bytes_done, total);
+    }
+
+    /// Whether the kernel's own answer to one call tells the whole truth.
+    ///
+    /// munmap(2) takes holes, and everything else that is mapped, without a word.
+    fn may_go_directly(&self, range: PageRange) -> bool {
+        let suspect = self.operation == Operation::Unmap || sys::mmap::is_treacherous(range);
+        !suspect || mapping::is_ordinary(range, sys::page_bytes())
     }
 
     /// One small range: one call, and more only if the kernel objects.
@@ -279,8 +293,7 @@ impl<'a> Teardown<'a> {
 
     /// The second half. What the plan skipped before is not done either.
     fn drop_addresses(&mut self, pages: &[PageRange], planned: bool, report: &mut Report) {
-        // Cancelled: what was emptied counts as done, and stays mapped.
-        if self.cancel.is_cancelled() && planned {
+        if report.problems.was_cancelled() {
             return;
         }
         unmap::ranges(&Linux::plain(), pages, planned, report);

@@ -4,7 +4,7 @@ use super::execute::what_to_do;
 use crate::{
     error::{Errno, Error},
     gather::{Batch, Gather, Planned, Rules},
-    mapping::{Kind, Trait},
+    mapping::{Kind, Trait, smaps::HiddenTraits},
     operation::Operation,
     range::PageRange,
     report::{Reason, Report},
@@ -22,15 +22,22 @@ pub(super) fn ranges<K: Kernel>(
     report: &mut Report,
 ) {
     let whole = !planned || !report.problems.has_untouchable();
+    let hidden = HiddenTraits::default();
     for range in pages {
         report.system_calls += 1;
         if !whole || kernel.unmap(*range).is_err() {
-            by_mapping(kernel, *range, planned, report);
+            by_mapping(kernel, *range, planned, &hidden, report);
         }
     }
 }
 
-fn by_mapping<K: Kernel>(kernel: &K, range: PageRange, planned: bool, report: &mut Report) {
+fn by_mapping<K: Kernel>(
+    kernel: &K,
+    range: PageRange,
+    planned: bool,
+    hidden: &HiddenTraits,
+    report: &mut Report,
+) {
     let mut rules = Rules::for_job(Operation::Unmap, range.len(), 1, 1, false);
     rules.batch_bytes = usize::MAX; // one call for each mapping
     let plan = Gather::new([range].into_iter(), kernel.mappings(), rules);
@@ -40,17 +47,18 @@ fn by_mapping<K: Kernel>(kernel: &K, range: PageRange, planned: bool, report: &m
                 report.problems.skip(part.start(), part.len(), reason);
             }
             Planned::Skip(..) => {}
-            Planned::Batch(batch) => one(kernel, &batch, report),
+            Planned::Batch(batch) => one(kernel, &batch, hidden, report),
         }
     }
 }
 
-fn one<K: Kernel>(kernel: &K, batch: &Batch, report: &mut Report) {
+fn one<K: Kernel>(kernel: &K, batch: &Batch, hidden: &HiddenTraits, report: &mut Report) {
+    let sealed = |addr| hidden.at(addr, || kernel.hidden()).contains(&Trait::Sealed);
     for piece in batch.ranges() {
         report.system_calls += 1;
         match kernel.unmap(*piece) {
             Ok(()) => {}
-            Err(EPERM) if kernel.traits_at(piece.start()).contains(&Trait::Sealed) => {
+            Err(EPERM) if sealed(piece.start()) => {
                 report
                     .problems
                     .skip(piece.start(), piece.len(), Reason::Sealed);

@@ -17,7 +17,13 @@ fn ranges(count: usize) -> Vec<PageRange> {
 
 fn run(kernel: &Scripted, operation: Operation, batch: Batch) -> Tally {
     let mut tally = Tally::default();
-    super::batch(kernel, operation, &batch, &mut tally);
+    super::batch(
+        kernel,
+        operation,
+        &batch,
+        &HiddenTraits::default(),
+        &mut tally,
+    );
     tally
 }
 
@@ -99,6 +105,18 @@ fn locked_sealed_and_device_memory_is_named() {
             (8 * PAGE, 8 * PAGE, reason)
         );
     }
+}
+
+#[test]
+fn however_much_is_refused_smaps_is_read_once() {
+    let space = (0..100)
+        .map(|i| Fake::new(i * 8 * PAGE, 4 * PAGE, &[Trait::Locked]))
+        .collect();
+    let kernel = Scripted::with(space);
+    let ranges = (0..100).map(|i| range(i * 8, 2)).collect();
+    let tally = run(&kernel, Operation::Discard, Batch::Vector(ranges));
+    assert_eq!(tally.problems.skipped_bytes, 200 * PAGE);
+    assert_eq!(kernel.hidden_reads.into_inner(), 1);
 }
 
 #[test]
