@@ -177,20 +177,53 @@ fn the_kernels_own_mappings_are_never_touched() {
 /// A small job over one range goes straight to the kernel, which would discard
 /// the vDSO if asked.
 #[test]
-fn the_vdso_alone_is_refused_as_well() {
+fn the_kernels_own_mappings_are_refused_alone_as_well() {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
-    let line = maps
-        .lines()
-        .find(|line| line.ends_with("[vdso]"))
-        .expect("a vdso");
-    let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
-    let start = usize::from_str_radix(start, 16).unwrap();
-    let len = usize::from_str_radix(end, 16).unwrap() - start;
-    let report = run(&mut Teardown::new(Operation::Discard), &[(start, len)]);
-    let (at, bytes, reason) = only_skip(&report);
-    assert_eq!((at, bytes), (start, len));
-    assert!(matches!(reason, Reason::Kind(_)), "{reason}");
-    assert_eq!(report.bytes_done, 0);
+    for line in maps.lines().filter(|line| line.contains("[v")) {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let start = usize::from_str_radix(start, 16).unwrap();
+        let len = usize::from_str_radix(end, 16).unwrap() - start;
+        for operation in [Operation::Discard, Operation::Unmap] {
+            let report = run(&mut Teardown::new(operation), &[(start, len)]);
+            let (at, bytes, reason) = only_skip(&report);
+            assert_eq!((at, bytes), (start, len), "{operation} of {line}");
+            assert!(
+                matches!(reason, Reason::Kind(_) | Reason::BeyondUserSpace),
+                "{reason}"
+            );
+            assert_eq!(report.bytes_done, 0);
+        }
+    }
+    // The clock lives in those pages.
+    assert!(std::time::SystemTime::now().elapsed().is_ok());
+}
+
+#[test]
+fn a_hole_is_not_called_unmapped_by_us() {
+    let hole = fresh_addresses(4 * PAGE);
+    let report = run(&mut Teardown::new(Operation::Unmap), &[(hole, 4 * PAGE)]);
+    assert_eq!(only_skip(&report), (hole, 4 * PAGE, Reason::Unmapped));
+    assert_eq!(report.freed_bytes(), 0);
+}
+
+#[test]
+fn many_locked_mappings_are_explained_in_one_go() {
+    // Every second page locked, so that each is a mapping of its own.
+    const COUNT: usize = 2000;
+    let addr = filled(2 * COUNT * PAGE);
+    for i in 0..COUNT {
+        sys::lock(addr + 2 * i * PAGE, PAGE).unwrap();
+    }
+    let report = run(
+        &mut Teardown::new(Operation::Discard),
+        &[(addr, 2 * COUNT * PAGE)],
+    );
+    assert_eq!(
+        (report.bytes_done, report.bytes_skipped),
+        (COUNT * PAGE, COUNT * PAGE)
+    );
+    assert!(report.skipped().iter().all(|s| s.reason == Reason::Locked));
+    sys::unmap(addr, 2 * COUNT * PAGE).unwrap();
 }
 
 #[test]
@@ -355,4 +388,34 @@ fn an_error_names_operation_range_bytes_errno_and_what_to_do() {
     let as_io = io::Error::from(error);
     assert_eq!(as_io.kind(), io::ErrorKind::InvalidInput);
     assert_eq!(as_io.to_string(), text);
+}
+
+/// A token that comes when everything is emptied stops nothing; one that comes
+/// before leaves the addresses mapped, and the report says so.
+#[test]
+fn a_cancelled_unmap_says_what_is_still_mapped() {
+    const LEN: usize = 64 << 20;
+    for at_the_end in [true, false] {
+        let addr = filled(LEN);
+        let cancel = mmzap::Cancel::default();
+        let mut job = Teardown::new(Operation::Unmap)
+            .max_active(1)
+            .batch_bytes(8 << 20)
+            .cancel(&cancel)
+            .on_progress(|progress| {
+                if !at_the_end || progress.done_bytes == progress.total_bytes {
+                    cancel.now();
+                }
+            });
+        let report = run(&mut job, &[(addr, LEN)]);
+        let gone = mmzap::mapping::of(addr as *const u8, LEN).is_empty();
+        assert_eq!(gone, at_the_end);
+        assert_eq!(accounted(&report), LEN);
+        assert_eq!(report.bytes_done == LEN, at_the_end, "{report:?}");
+        if !gone {
+            let emptied = LEN - kept_pages(addr, LEN) * PAGE;
+            assert_eq!(report.bytes_done, emptied);
+            sys::unmap(addr, LEN).unwrap();
+        }
+    }
 }

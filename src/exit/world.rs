@@ -156,6 +156,10 @@ extern "C" fn on_stop(_: c_int, _: *mut c_void, context: *mut c_void) {
             .store(stop::interrupted_stack(context), Ordering::Relaxed);
         slot.storage
             .store(stop::thread_pointer(), Ordering::Relaxed);
+        // What is left to do here stands on this stack, until `park`.
+        let here = 0u8;
+        slot.handler
+            .store((&raw const here).addr(), Ordering::Relaxed);
         slot.stopped.store(1, Ordering::Release);
         island.stops.fetch_add(1, Ordering::Release);
         stop::futex_wake(&island.stops);

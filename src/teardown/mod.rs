@@ -85,6 +85,9 @@ impl<'a> Teardown<'a> {
 
     /// Calls `callback` on the calling thread, after each of its own batches
     /// and at the end. Jobs that go straight to the kernel call it once.
+    ///
+    /// A callback that forks must not return in the child: the threads that
+    /// work on the job are not there.
     pub fn on_progress(mut self, callback: impl FnMut(Progress) + 'a) -> Self {
         self.progress = Some(Box::new(callback));
         self

@@ -477,3 +477,23 @@ pub fn untrace(tid: i32) -> io::Result<()> {
     // SAFETY: plain numbers.
     checked(unsafe { libc::ptrace(libc::PTRACE_DETACH, tid, 0, 0) }).map(drop)
 }
+
+/// Lets this thread's signal handlers run on `len` bytes at `addr`.
+pub fn use_signal_stack(addr: usize, len: usize) -> io::Result<()> {
+    let stack = libc::stack_t {
+        ss_sp: addr as *mut c_void,
+        ss_flags: 0,
+        ss_size: len,
+    };
+    // SAFETY: the memory is the caller's and stays for as long as the thread.
+    checked(unsafe { libc::sigaltstack(&raw const stack, std::ptr::null_mut()) }).map(drop)
+}
+
+/// Closes all streams of C, as some programs do at their end.
+pub fn c_close_all() {
+    unsafe extern "C" {
+        fn fcloseall() -> c_int;
+    }
+    // SAFETY: no arguments.
+    unsafe { fcloseall() };
+}
