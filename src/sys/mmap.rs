@@ -133,6 +133,7 @@ fn vdso() -> Option<PageRange> {
 
 /// munmap(2) of the pages that hold these bytes, for a map whose owner gives
 /// it up.
+#[cfg(feature = "memmap2")]
 pub(crate) fn unmap_owned(addr: usize, len: usize) -> Result<(), Errno> {
     let page = page_bytes();
     let start = addr & !(page - 1);
