@@ -29,7 +29,7 @@ const BATCHES_PER_THREAD: u32 = 4;
 const ALONE: Duration = Duration::from_millis(3);
 
 /// The kernel silently cuts a vector at 2 GiB; well below it.
-const BATCH_BYTES_MAX: usize = 1 << 30;
+pub(crate) const BATCH_BYTES_MAX: usize = 1 << 30;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

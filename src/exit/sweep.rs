@@ -8,8 +8,10 @@ use super::{
     world::{number, write_number},
 };
 use crate::{
+    gather::BOUNDARY_BYTES,
     mapping::{Kind, maps::Line},
     operation::Advice,
+    pace::{BATCH_BYTES_MAX, FIRST_BYTES},
     range::PageRange,
     sys::{
         ENOENT,
@@ -33,11 +35,6 @@ const STACK_BYTES_MAX: usize = 64 << 20;
 
 /// Pieces for each worker: none waits for a last straggler.
 const PIECES_PER_WORKER: usize = 32;
-
-/// As in gather: below this the flush at the end of a call shows.
-const PIECE_BYTES_MIN: usize = 8 << 20;
-const PIECE_BYTES_MAX: usize = 1 << 30;
-const BOUNDARY_BYTES: usize = 2 << 20;
 
 /// If no piece is done for this long, something holds the kernel up that we
 /// cannot see (an unread userfaultfd of another process): leave.
@@ -181,8 +178,8 @@ fn collect(island: &Island) -> Option<()> {
         total = total.saturating_add(range.len());
         true
     })?;
-    let piece_bytes = (total / (island.workers() * PIECES_PER_WORKER).max(1))
-        .clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+    let piece_bytes =
+        (total / (island.workers() * PIECES_PER_WORKER).max(1)).clamp(FIRST_BYTES, BATCH_BYTES_MAX);
     each_large(island, |range| {
         let mut rest = Some(range);
         while let Some(now) = rest {

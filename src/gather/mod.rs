@@ -16,6 +16,7 @@ use crate::{
     report::Reason,
     sys::VECTOR_BYTES_MAX,
 };
+pub(crate) use rules::BOUNDARY_BYTES;
 pub use rules::Rules;
 
 /// What the kernel is asked to do in one call.

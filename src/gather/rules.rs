@@ -2,6 +2,7 @@
 
 use crate::{
     operation::Operation,
+    pace::{BATCH_BYTES_MAX, FIRST_BYTES},
     sys::{self, VECTOR_RANGES_MAX},
 };
 
@@ -25,18 +26,7 @@ pub struct Rules {
 
 /// A cut here never splits a huge page that is mapped as one, and 2 MiB of
 /// page-table pages can go with their pages (Linux 6.14).
-const BOUNDARY_BYTES: usize = 2 << 20;
-
-/// A batch ends in a TLB flush that interrupts every CPU on which a thread of
-/// the process runs: up to 45 µs in a virtual machine, as much as 2 MiB of
-/// pages. Below 8 MiB the interrupts eat what the second thread brings. A job
-/// that runs starts here and follows its own pace from then on.
-const BATCH_BYTES_MIN: usize = 8 << 20;
-
-/// Larger brings nothing more (docs/measurements.md, `space`), and one batch is
-/// how long a change of width or a cancellation waits. Stays below the 2 GiB
-/// at which the kernel silently cuts a vector.
-const BATCH_BYTES_MAX: usize = 1 << 30;
+pub(crate) const BOUNDARY_BYTES: usize = 2 << 20;
 
 /// Batches for each thread: the last straggler then keeps the others waiting
 /// for 1/64 of the job at most, and usually half of that.
@@ -65,7 +55,7 @@ impl Rules {
     ) -> Self {
         let width = width.max(1);
         let batch_bytes =
-            (total_bytes / (width * BATCHES_PER_THREAD)).clamp(BATCH_BYTES_MIN, BATCH_BYTES_MAX);
+            (total_bytes / (width * BATCHES_PER_THREAD)).clamp(FIRST_BYTES, BATCH_BYTES_MAX);
         let vectors = vectors && operation.takes_vectors();
         Self {
             operation,
