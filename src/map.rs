@@ -74,6 +74,7 @@ impl Map {
     }
 
     /// Length in bytes, as asked for; never 0.
+    #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a map is never empty")]
     pub fn len(&self) -> usize {
@@ -81,10 +82,12 @@ impl Map {
     }
 
     /// Whole pages, the rest of the last one included: it is nobody else's.
+    #[inline]
     pub(crate) fn pages(&self) -> PageRange {
         self.pages
     }
 
+    #[inline]
     pub(crate) fn into_region(self) -> Region {
         self.region
     }

@@ -38,6 +38,7 @@ pub struct Bytes {
 impl sealed::Sealed for Map {}
 
 impl OwnedMap for Map {
+    #[inline]
     fn bytes(&mut self) -> Bytes {
         let pages = self.pages();
         Bytes {
@@ -47,6 +48,7 @@ impl OwnedMap for Map {
         }
     }
 
+    #[inline]
     fn unmap(self) -> Result<(), Errno> {
         self.into_region().unmap()
     }

@@ -1,6 +1,9 @@
 //! What a job did, what it left alone, and why.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use crate::{
     error::{Errno, Error, Result},
@@ -118,8 +121,8 @@ pub struct Report {
     /// Why helpers that were wanted could not be started, if so. The caller
     /// did their work.
     pub helpers_refused: Option<Errno>,
-    /// From the call to its return. Zero for an owned map of less than 256 KiB,
-    /// which is gone in less time than the clock takes to be read twice.
+    /// From the call to its return. Zero where an owned map of less than
+    /// 256 KiB was unmapped: reading the clock twice would take as long.
     pub wall: Duration,
     /// CPU time of the calling thread; that of a job too small to be cut is
     /// its wall time.
@@ -219,6 +222,16 @@ impl Report {
             caller_cpu: Duration::ZERO,
             helper_cpu: Duration::ZERO,
             problems: Problems::default(),
+        }
+    }
+
+    /// Closes the account of a run that began then.
+    pub(crate) fn end(&mut self, began: Instant) {
+        self.wall = began.elapsed();
+        self.bytes_skipped = self.problems.skipped_bytes;
+        self.bytes_failed = self.problems.failed_bytes;
+        if self.caller_cpu.is_zero() {
+            self.caller_cpu = self.wall; // no job: a call or two
         }
     }
 

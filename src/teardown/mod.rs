@@ -120,7 +120,7 @@ impl<'a> Teardown<'a> {
     where
         I: IntoIterator<Item = (*mut u8, usize)>,
     {
-        let started = Start::of(usize::MAX);
+        let started = Instant::now();
         let mut report = Report::new(self.operation);
         let mut ranges = ranges.into_iter();
         let mut pages: Vec<PageRange> = Vec::new();
@@ -144,7 +144,7 @@ impl<'a> Teardown<'a> {
             }
             pages.clear();
         }
-        started.end(&mut report);
+        report.end(started);
         report
     }
 
@@ -161,7 +161,7 @@ impl<'a> Teardown<'a> {
             len,
             work_len,
         } = map.bytes();
-        let started = Start::of(len);
+        let started = Instant::now();
         let mut report = Report::new(self.operation);
         let advice = match self.operation {
             Operation::Unmap => "unmapping consumes the map: use Teardown::unmap",
@@ -173,7 +173,7 @@ impl<'a> Teardown<'a> {
                     self.run_pages(&[pages], &mut report);
                 }
                 report.forget_bytes(work_len - len);
-                started.end(&mut report);
+                report.end(started);
                 return report;
             }
         };
@@ -183,7 +183,7 @@ impl<'a> Teardown<'a> {
             .and_then(|cut| cut.pages);
         let error = Error::new(self.operation, range, 0, EINVAL, advice);
         report.problems.fail(error, len);
-        started.end(&mut report);
+        report.end(started);
         report
     }
 
@@ -192,13 +192,29 @@ impl<'a> Teardown<'a> {
     /// The operation of the builder does not matter: the report is that of
     /// [`Operation::Unmap`]. A cancelled job leaves more to munmap(2), which
     /// takes everything all the same: the map is consumed.
+    #[inline]
     pub fn unmap<M: OwnedMap>(&mut self, mut map: M) -> Report {
+        let bytes = map.bytes();
+        if bytes.len >= TIMED_BYTES {
+            return self.unmap_large(map, bytes);
+        }
+        let mut report = Report::new(Operation::Unmap);
+        report.system_calls = 1;
+        match map.unmap() {
+            Ok(()) => report.bytes_done = bytes.len,
+            Err(errno) => unmap::refused(bytes.addr, bytes.len, errno, &mut report),
+        }
+        self.say(report.bytes_done, bytes.len);
+        report
+    }
+
+    fn unmap_large<M: OwnedMap>(&mut self, map: M, bytes: Bytes) -> Report {
         let Bytes {
             addr,
             len,
             work_len,
-        } = map.bytes();
-        let started = Start::of(len);
+        } = bytes;
+        let started = Instant::now();
         let mut report = Report::new(Operation::Unmap);
         if len >= DIRECT_BYTES
             && let Ok(inner) = PageRange::inward(addr, work_len, sys::page_bytes())
@@ -217,7 +233,7 @@ impl<'a> Teardown<'a> {
             }
         }
         self.say(report.bytes_done, len);
-        started.end(&mut report);
+        report.end(started);
         report
     }
 
@@ -435,23 +451,3 @@ fn total(pages: &[PageRange]) -> usize {
 /// are cold after a system call: two looks at it cost 0.2 µs, a tenth of what
 /// the kernel needs for one page.
 const TIMED_BYTES: usize = 256 << 10;
-
-/// When a run began, if it is timed.
-struct Start(Option<Instant>);
-
-impl Start {
-    #[inline]
-    fn of(len: usize) -> Self {
-        Self((len >= TIMED_BYTES).then(Instant::now))
-    }
-
-    #[inline]
-    fn end(self, report: &mut Report) {
-        report.wall = self.0.map_or(Duration::ZERO, |began| began.elapsed());
-        report.bytes_skipped = report.problems.skipped_bytes;
-        report.bytes_failed = report.problems.failed_bytes;
-        if report.caller_cpu.is_zero() {
-            report.caller_cpu = report.wall; // no job: a call or two
-        }
-    }
-}

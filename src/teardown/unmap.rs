@@ -75,6 +75,7 @@ fn fail(piece: PageRange, errno: Errno, report: &mut Report) {
 }
 
 /// An owned map whose munmap(2) the kernel refused.
+#[cold]
 pub(super) fn refused(addr: usize, len: usize, errno: Errno, report: &mut Report) {
     let range = PageRange::inward(addr, len, sys::page_bytes())
         .ok()
@@ -82,4 +83,5 @@ pub(super) fn refused(addr: usize, len: usize, errno: Errno, report: &mut Report
     let advice = "the map is left mapped for good; was it sealed, or cut up by others?";
     let error = Error::new(Operation::Unmap, range, 0, errno, advice);
     report.problems.fail(error, len);
+    report.bytes_failed = report.problems.failed_bytes;
 }

@@ -155,6 +155,7 @@ impl<T> Prepared<T> {
         let mut maps = Vec::with_capacity(case.calls);
         let mut spacers = Vec::with_capacity(2 * case.calls);
         let page = sys::page_size();
+        let threads = populating_threads();
         for index in 0..case.calls {
             let (map, start) =
                 make().with_context(|| format!("cannot map {}", size::show(case.len as u64)))?;
@@ -162,7 +163,7 @@ impl<T> Prepared<T> {
             spacers.extend(Spacer::at(start as usize - page));
             spacers.extend(Spacer::at(start as usize + case.len));
             // SAFETY: the map is owned here and nothing refers to its contents.
-            unsafe { sys::populate(start, case.len, Access::Write, populating_threads()) }
+            unsafe { sys::populate(start, case.len, Access::Write, threads) }
                 .context("cannot touch a mapping")?;
             if index == 0 {
                 smaps::verify(start as usize, case.len, case.page == Page::Thp)?;
