@@ -217,13 +217,20 @@ pub(crate) fn block_everything() {
 
 /// Lets `handler` receive [`STOP_SIGNAL`], with all signals blocked. The
 /// handler must not return.
+///
+/// It runs on the threads' signal stacks, as glibc's own handler of that signal
+/// does, for runtimes whose stacks are small. But not if this is not the main
+/// thread: `std::process::exit` frees the main thread's signal stack, whoever
+/// calls it, and the kernel still has it noted; a handler would run on whatever
+/// lies there by now.
 pub(crate) fn on_stop(
     handler: extern "C" fn(c_int, *mut c_void, *mut c_void),
 ) -> Result<(), Errno> {
     const SA_RESTORER: u64 = 0x0400_0000;
+    let on_stack = if tid() == pid() { libc::SA_ONSTACK } else { 0 };
     let action = KernelSigaction {
         handler: handler as usize,
-        flags: libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | SA_RESTORER,
+        flags: (libc::SA_SIGINFO | on_stack) as u64 | SA_RESTORER,
         // x86-64 wants one; a handler that never returns never uses it.
         restorer: handler as usize,
         mask: u64::MAX,
