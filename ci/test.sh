@@ -9,7 +9,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 status=0
-cargo test --workspace "$@" 2>&1 | tee "$log" || status=$?
+cargo test --workspace --all-features "$@" 2>&1 | tee "$log" || status=$?
 
 # A result line reads "test result: ok. 3 passed; 0 failed; 1 ignored; ...".
 awk '

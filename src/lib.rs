@@ -15,6 +15,7 @@ mod range;
 mod report;
 mod sys;
 mod teardown;
+mod tune;
 
 pub use crew::{MaxActive, default_max_active, physical_cores};
 pub use doctor::{Capabilities, Capability, capabilities};
@@ -24,4 +25,4 @@ pub use operation::Operation;
 pub use owned::OwnedMap;
 pub use range::{BadRange, Cut, PageRange};
 pub use report::{Reason, Report, Skipped};
-pub use teardown::{Cancel, Progress, Teardown};
+pub use teardown::{Cancel, PartialFolios, Progress, Teardown};

@@ -28,8 +28,9 @@ pub enum Operation {
     /// *reclaimable*, not free. A write to a page takes it back.
     LazyFree,
     /// Writes the pages out to swap or their file now (`MADV_PAGEOUT`, Linux
-    /// 5.4). Without swap, anonymous memory stays where it is; memory mapped
-    /// with `MAP_DROPPABLE` loses its contents, as it was meant to.
+    /// 5.4). Without swap, anonymous memory stays where it is, and its folios
+    /// smaller than 2 MiB are split (6.18); memory mapped with `MAP_DROPPABLE`
+    /// loses its contents, as it was meant to.
     PageOut,
     /// Makes the pages the first candidates for reclaim (`MADV_COLD`, Linux
     /// 5.4).
@@ -47,12 +48,20 @@ pub(crate) enum Advice {
     DontNeed = 4,
     Free = 8,
     Remove = 9,
+    NoHugePage = 15,
     Cold = 20,
     PageOut = 21,
     DontNeedLocked = 24,
 }
 
 impl Operation {
+    /// How many there are.
+    pub(crate) const COUNT: usize = Self::Punch as usize + 1;
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+
     pub(crate) fn advice(self) -> Advice {
         match self {
             Self::Discard | Self::Unmap => Advice::DontNeed,

@@ -28,6 +28,13 @@ pub enum Reason {
         /// That page size, in bytes.
         page_bytes: usize,
     },
+    /// The bytes are a part of a folio that goes on outside of the range, and
+    /// the operation would have split it.
+    PartialFolio {
+        /// The folio's size, in bytes; where nobody may know it, the largest
+        /// there could be.
+        folio_bytes: usize,
+    },
     /// Nothing is mapped there.
     Unmapped,
     /// The kind of mapping does not take the operation, for the reason said.
@@ -53,6 +60,9 @@ impl fmt::Display for Reason {
             Self::PartialPage => "less than a whole page",
             Self::PartialHugePage { page_bytes } => {
                 return write!(f, "less than a whole page of {page_bytes} bytes");
+            }
+            Self::PartialFolio { folio_bytes } => {
+                return write!(f, "a part of a folio of {folio_bytes} bytes");
             }
             Self::Unmapped => "nothing is mapped there",
             Self::Kind(why) => why,
@@ -100,6 +110,10 @@ pub struct Report {
     pub operation: Operation,
     /// Bytes of address space on which the kernel did it.
     pub bytes_done: usize,
+    /// Bytes, among those done, that were discarded although the operation is
+    /// another: parts of folios, see
+    /// [`PartialFolios::Discard`](crate::PartialFolios::Discard).
+    pub discarded_bytes: usize,
     /// Bytes left alone: see [`skipped`](Self::skipped).
     pub bytes_skipped: usize,
     /// Bytes that the kernel refused: see [`failures`](Self::failures).
@@ -118,6 +132,9 @@ pub struct Report {
     pub steals: usize,
     /// Helper threads that did at least one batch.
     pub helpers: usize,
+    /// How many threads the job could have at its end: the bound asked for, or
+    /// what was found to be best. 1 for a job that went straight to the kernel.
+    pub max_active: usize,
     /// Why helpers that were wanted could not be started, if so. The caller
     /// did their work.
     pub helpers_refused: Option<Errno>,
@@ -210,6 +227,7 @@ impl Report {
         Self {
             operation,
             bytes_done: 0,
+            discarded_bytes: 0,
             bytes_skipped: 0,
             bytes_failed: 0,
             shared_bytes: 0,
@@ -217,6 +235,7 @@ impl Report {
             system_calls: 0,
             steals: 0,
             helpers: 0,
+            max_active: 1,
             helpers_refused: None,
             wall: Duration::ZERO,
             caller_cpu: Duration::ZERO,
@@ -257,7 +276,7 @@ impl Report {
         if self.operation.frees() {
             self.bytes_done
         } else {
-            0
+            self.discarded_bytes
         }
     }
 
@@ -266,7 +285,7 @@ impl Report {
     #[must_use]
     pub fn reclaimable_bytes(&self) -> usize {
         match self.operation {
-            Operation::LazyFree => self.bytes_done,
+            Operation::LazyFree => self.bytes_done - self.discarded_bytes,
             _ => 0,
         }
     }

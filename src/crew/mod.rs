@@ -1,6 +1,8 @@
 //! The pool of helper threads. README.md beside this file has the protocol.
 
 mod limit;
+#[cfg(feature = "rayon")]
+mod rayon_pool;
 
 use std::{
     collections::VecDeque,
@@ -20,6 +22,38 @@ pub(crate) use limit::{callers_cpus, recent_max_active};
 pub(crate) trait Work: Send + Sync {
     /// Works until nothing is left to take, or one helper fewer is allowed.
     fn help(&self);
+}
+
+/// Who lends threads to a job.
+pub(crate) trait Lender {
+    /// Offers `seats` seats at `work` to threads; none need ever come.
+    ///
+    /// # Errors
+    /// The errno with which the system refused a thread.
+    fn post(&self, work: &Arc<dyn Work>, seats: usize) -> Result<(), Errno>;
+
+    /// Takes back the seats that nobody took.
+    fn withdraw(&self, work: &Arc<dyn Work>);
+
+    /// Whether the threads are ours, to be bound to the caller's CPUs.
+    fn binds(&self) -> bool;
+}
+
+/// The threads of this library.
+pub(crate) struct OwnThreads;
+
+impl Lender for OwnThreads {
+    fn post(&self, work: &Arc<dyn Work>, seats: usize) -> Result<(), Errno> {
+        Crew::get().post(work, seats)
+    }
+
+    fn withdraw(&self, work: &Arc<dyn Work>) {
+        Crew::get().withdraw(work);
+    }
+
+    fn binds(&self) -> bool {
+        true
+    }
 }
 
 /// How long a helper waits for the next job. Long enough that a program that

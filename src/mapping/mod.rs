@@ -5,11 +5,13 @@
 //! are a snapshot that another thread can outdate, so the kernel's answer to
 //! the operation itself is what counts in the end.
 
+pub(crate) mod folios;
 mod live;
 pub(crate) mod maps;
 pub(crate) mod smaps;
 
 use crate::range::PageRange;
+pub use folios::{FolioMix, folio_mix};
 pub(crate) use live::LiveMappings;
 
 /// The kinds of mapping that advice treats differently.

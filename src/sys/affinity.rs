@@ -19,6 +19,24 @@ impl Cpus {
         if rc == 0 { Ok(set) } else { Err(last_errno()) }
     }
 
+    /// A set of these CPUs; what is beyond its size is left out.
+    pub(crate) fn of(cpus: impl IntoIterator<Item = usize>) -> Self {
+        const BITS: usize = usize::BITS as usize;
+        let mut set = Self([0; _]);
+        for cpu in cpus {
+            if let Some(word) = set.0.get_mut(cpu / BITS) {
+                *word |= 1 << (cpu % BITS);
+            }
+        }
+        set
+    }
+
+    /// The CPUs in both, if there are any.
+    pub(crate) fn and(&self, other: &Self) -> Option<Self> {
+        let both = Self(std::array::from_fn(|word| self.0[word] & other.0[word]));
+        both.0.iter().any(|word| *word != 0).then_some(both)
+    }
+
     /// Binds the calling thread to this set.
     pub(crate) fn bind(&self) -> Result<(), Errno> {
         // SAFETY: the kernel reads the size that is passed, the set's own.

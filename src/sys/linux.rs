@@ -1,6 +1,6 @@
 //! The real kernel.
 
-use super::{ENOSYS, Kernel, last_errno, probe};
+use super::{ENOSYS, Kernel, affinity::Cpus, last_errno, node, probe};
 use crate::{
     error::Errno,
     mapping::{
@@ -98,6 +98,22 @@ impl Kernel for Linux {
 
     fn hidden(&self) -> Vec<Hidden> {
         smaps::hidden()
+    }
+
+    fn nodes(&self) -> usize {
+        node::count()
+    }
+
+    fn node_of(&self, range: PageRange) -> Option<usize> {
+        node::of(range)
+    }
+
+    fn node_here(&self) -> usize {
+        node::here()
+    }
+
+    fn stay_on(&self, node: usize, allowed: &Cpus) {
+        node::stay_on(node, allowed);
     }
 }
 

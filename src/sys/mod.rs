@@ -7,8 +7,11 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub(crate) mod affinity;
+pub(crate) mod folio_sizes;
 pub(crate) mod linux;
 pub(crate) mod mmap;
+pub(crate) mod node;
+pub(crate) mod pagemap;
 pub(crate) mod probe;
 pub(crate) mod procmap;
 #[cfg(test)]
@@ -18,6 +21,7 @@ pub(crate) mod thread;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use self::affinity::Cpus;
 use crate::{
     error::Errno,
     mapping::{Mappings, smaps::Hidden},
@@ -48,6 +52,19 @@ pub(crate) trait Kernel: Sync {
 
     /// What hides behind refusals: locks, seals, device memory.
     fn hidden(&self) -> Vec<Hidden>;
+
+    /// How many memory nodes there are; with one, nobody asks for more.
+    fn nodes(&self) -> usize;
+
+    /// The node on which a few sampled pages of a range mostly are, below
+    /// [`nodes`](Self::nodes); `None` if there are none or nobody can tell.
+    fn node_of(&self, range: PageRange) -> Option<usize>;
+
+    /// The node of the CPU on which this thread runs.
+    fn node_here(&self) -> usize;
+
+    /// Keeps this thread on the CPUs of a node, as far as `allowed` has them.
+    fn stay_on(&self, node: usize, allowed: &Cpus);
 }
 
 /// Ranges that one process_madvise(2) takes: `UIO_MAXIOV`.

@@ -5,14 +5,15 @@
 //! whole ranges.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    thread::{self, ThreadId},
 };
 
-use super::{EINVAL, ENOMEM, EPERM, Kernel, VECTOR_BYTES_MAX};
+use super::{EINVAL, ENOMEM, EPERM, Kernel, VECTOR_BYTES_MAX, affinity::Cpus};
 use crate::{
     error::Errno,
     mapping::{Found, Kind, Mapping, Mappings, Trait, smaps::Hidden},
@@ -42,6 +43,19 @@ impl Fake {
     }
 }
 
+/// Memory nodes, and who worked on what; one node where nothing is said.
+#[derive(Default)]
+pub(crate) struct Nodes {
+    pub(crate) count: usize,
+    pub(crate) node_at: Option<fn(usize) -> usize>,
+    /// Where each thread was told to stay.
+    pub(crate) homes: Mutex<HashMap<ThreadId, usize>>,
+    /// How often the node of a page was asked for.
+    pub(crate) questions: AtomicUsize,
+    /// Thread and range of every single advice, in order.
+    pub(crate) advised: Mutex<Vec<(ThreadId, PageRange)>>,
+}
+
 #[derive(Default)]
 pub(crate) struct Scripted {
     pub(crate) space: Vec<Fake>,
@@ -54,6 +68,7 @@ pub(crate) struct Scripted {
     /// How often smaps was read.
     pub(crate) hidden_reads: AtomicUsize,
     pub(crate) blind: bool,
+    pub(crate) nodes: Arc<Nodes>,
     /// Called at each single advice: where a test holds a thread in the kernel.
     pub(crate) on_advise: Option<Box<dyn Fn() + Send + Sync>>,
 }
@@ -122,6 +137,11 @@ impl Kernel for Scripted {
         if let Some(hook) = &self.on_advise {
             hook();
         }
+        self.nodes
+            .advised
+            .lock()
+            .unwrap()
+            .push((thread::current().id(), range));
         let scripted = self.singles.lock().unwrap().pop_front();
         scripted.unwrap_or_else(|| self.simulate(range, advice))
     }
@@ -185,5 +205,24 @@ impl Kernel for Scripted {
                 traits: fake.traits.clone(),
             })
             .collect()
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes.count.max(1)
+    }
+
+    fn node_of(&self, range: PageRange) -> Option<usize> {
+        self.nodes.questions.fetch_add(1, Ordering::Relaxed);
+        self.nodes.node_at.map(|node_at| node_at(range.start()))
+    }
+
+    fn node_here(&self) -> usize {
+        let homes = self.nodes.homes.lock().unwrap();
+        homes.get(&thread::current().id()).copied().unwrap_or(0)
+    }
+
+    fn stay_on(&self, node: usize, _: &Cpus) {
+        let mut homes = self.nodes.homes.lock().unwrap();
+        homes.insert(thread::current().id(), node);
     }
 }

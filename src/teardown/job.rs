@@ -1,4 +1,4 @@
-//! One job: the caller's deque, who may take from it, and the account.
+//! One job: the batches that lie ready, who may take them, and the account.
 
 use std::{
     sync::{
@@ -8,18 +8,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam_deque::{Steal, Stealer, Worker};
 use crossbeam_utils::CachePadded;
 
-use super::{Progress, execute};
+use super::{
+    Progress, execute,
+    shelves::{Shelves, Takers},
+};
 use crate::{
-    crew::{self, Crew, MaxActive, Work},
+    crew::{self, Lender, MaxActive, Work},
     error::Errno,
     gather::{Batch, Planned},
     mapping::smaps::HiddenTraits,
     operation::Operation,
     report::{Problems, Reason, Report},
     sys::{Kernel, affinity::Cpus, thread},
+    tune::Tuner,
 };
 
 /// Batches ready when the caller goes into the kernel, for each thread: nobody
@@ -28,6 +31,12 @@ const READY_PER_THREAD: usize = 4;
 
 /// And at most: crossbeam's deque holds this many without growing.
 const READY_MAX: usize = 63;
+
+/// Where there are several nodes, the plan runs ahead of the work: memory is
+/// often a node's for gigabytes on end, and only what lies ready can be chosen
+/// from. Vectors are 16 KiB each.
+const READY_SPANS_OF_NODES: usize = 4096;
+const READY_VECTORS_OF_NODES: usize = 256;
 
 /// Stops a job between two batches, from any thread.
 ///
@@ -61,12 +70,35 @@ pub(super) trait Plan: Iterator<Item = Planned> {
     fn pace(&mut self, batch_bytes: usize, took: Duration, width: usize) -> bool;
 }
 
+/// How many threads a job may have.
+pub(super) enum Width {
+    /// What the user says, also while the job runs.
+    Set(MaxActive),
+    /// What turns out to be best.
+    Found(Tuner),
+}
+
+/// Who does what to how much of the machine.
+pub(super) struct Orders<'a> {
+    pub(super) operation: Operation,
+    pub(super) width: Width,
+    pub(super) cancel: Cancel,
+    pub(super) lender: &'a dyn Lender,
+}
+
 /// What helpers and caller share. The protocol is in crew/README.md.
 pub(super) struct Job<K> {
     kernel: K,
     operation: Operation,
-    batches: Stealer<Batch>,
+    batches: Takers,
     max_active: MaxActive,
+    tuner: Option<Mutex<Tuner>>,
+    /// Whether helpers would be of use, by the pace so far: only then is there
+    /// anything to tune.
+    helped: AtomicBool,
+    nodes: usize,
+    /// The caller's node.
+    home: usize,
     cancel: Cancel,
     /// The caller was torn away by a panic: what is left is not to be done.
     abandoned: AtomicBool,
@@ -78,6 +110,8 @@ pub(super) struct Job<K> {
     active: CachePadded<AtomicUsize>,
     /// Seats posted whose helpers have not left yet.
     seated: AtomicUsize,
+    /// Helpers that came, so that each node gets its share.
+    came: AtomicUsize,
     hidden: HiddenTraits,
     tally: Mutex<Tally>,
     finished: Condvar,
@@ -96,29 +130,39 @@ pub(super) struct Tally {
 }
 
 impl<K: Kernel + Send + 'static> Job<K> {
-    /// Runs `plan` to its end on this thread and up to `max_active` − 1 others.
+    /// Runs `plan` to its end on this thread and others.
     pub(super) fn run(
         kernel: K,
-        operation: Operation,
-        max_active: MaxActive,
-        cancel: Cancel,
+        orders: Orders<'_>,
         plan: &mut impl Plan,
         progress: &mut dyn FnMut(usize),
         report: &mut Report,
-    ) {
-        let deque = Worker::new_fifo();
-        let wide = max_active.get() > 1;
+    ) -> Option<Tuner> {
+        let (max_active, tuner) = match orders.width {
+            Width::Set(max_active) => (max_active, None),
+            Width::Found(tuner) => (MaxActive::new(tuner.width()), Some(tuner)),
+        };
+        let wide = max_active.get() > 1 || tuner.as_ref().is_some_and(|tuner| tuner.upper() > 1);
+        let nodes = if wide { kernel.nodes() } else { 1 };
+        let shelves = Shelves::new(nodes);
         let job = Arc::new(Self {
-            kernel,
-            operation,
-            batches: deque.stealer(),
+            operation: orders.operation,
+            batches: shelves.takers(),
             max_active,
-            cancel,
+            tuner: tuner.map(Mutex::new),
+            helped: AtomicBool::new(false),
+            home: if nodes > 1 { kernel.node_here() } else { 0 },
+            nodes,
+            kernel,
+            cancel: orders.cancel,
             abandoned: AtomicBool::new(false),
-            cpus: wide.then(crew::callers_cpus).flatten(),
+            cpus: (wide && orders.lender.binds())
+                .then(crew::callers_cpus)
+                .flatten(),
             unfinished: CachePadded::new(AtomicUsize::new(0)),
             active: CachePadded::new(AtomicUsize::new(1)),
             seated: AtomicUsize::new(0),
+            came: AtomicUsize::new(0),
             hidden: HiddenTraits::default(),
             tally: Mutex::default(),
             finished: Condvar::new(),
@@ -126,7 +170,8 @@ impl<K: Kernel + Send + 'static> Job<K> {
         let mut caller = Caller {
             work: Arc::clone(&job) as Arc<dyn Work>,
             job: &job,
-            deque: &deque,
+            shelves: &shelves,
+            lender: orders.lender,
             refused: None,
             asked: false,
             helped: false,
@@ -136,11 +181,58 @@ impl<K: Kernel + Send + 'static> Job<K> {
         drop(caller); // waits for the helpers
         let tally = std::mem::take(&mut *job.tally());
         report.helpers_refused = report.helpers_refused.or(refused);
+        report.max_active = job.max_active.get();
         tally.add_to(report);
+        // A helper that comes late may still look at its own.
+        job.tuner.as_ref().map(|tuner| lock(tuner).clone())
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tally)
+    }
+
+    /// The most threads that this job can come to have.
+    fn upper(&self) -> usize {
+        match &self.tuner {
+            Some(tuner) => lock(tuner).upper(),
+            None => self.max_active.get(),
+        }
+    }
+
+    /// Does a batch, and lets the tuner know how it went.
+    fn execute(&self, batch: &Batch, part: &mut Tally) {
+        let Some(tuner) = self
+            .tuner
+            .as_ref()
+            .filter(|_| self.helped.load(Ordering::Relaxed))
+        else {
+            execute::batch(&self.kernel, self.operation, batch, &self.hidden, part);
+            return;
+        };
+        let busy = self.active.load(Ordering::Relaxed);
+        let began = Instant::now();
+        execute::batch(&self.kernel, self.operation, batch, &self.hidden, part);
+        let took = began.elapsed();
+        let steady = busy == self.active.load(Ordering::Relaxed);
+        let width = lock(tuner).sample(batch.bytes(), took, steady.then_some(busy));
+        self.max_active.set(width);
+    }
+
+    /// Where the next helper belongs.
+    fn settle(&self) -> usize {
+        if self.nodes == 1 {
+            if let Some(cpus) = &self.cpus {
+                // A refusal leaves the helper where it is allowed to be.
+                let _ = cpus.bind();
+            }
+            return 0;
+        }
+        let Some(cpus) = &self.cpus else {
+            return self.kernel.node_here(); // somebody else's thread
+        };
+        let home = (self.home + 1 + self.came.fetch_add(1, Ordering::Relaxed)) % self.nodes;
+        self.kernel.stay_on(home, cpus);
+        home
     }
 
     /// Does one batch, or passes it by after a cancellation.
@@ -157,7 +249,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
                     .skip(range.start(), range.len(), Reason::Cancelled);
             }
         } else {
-            execute::batch(&self.kernel, self.operation, batch, &self.hidden, &mut part);
+            self.execute(batch, &mut part);
         }
         if let Some(since) = cpu_since {
             part.steals = 1;
@@ -185,6 +277,11 @@ impl<K: Kernel + Send + 'static> Job<K> {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while what is locked is half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// One batch less to wait for.
 struct Finished<'a, K> {
     job: &'a Job<K>,
@@ -207,19 +304,12 @@ impl<K> Drop for Finished<'_, K> {
 impl<K: Kernel + Send + 'static> Work for Job<K> {
     fn help(&self) {
         if self.join() {
-            if let Some(cpus) = &self.cpus {
-                // A refusal leaves the helper where it is allowed to be.
-                let _ = cpus.bind();
-            }
+            let home = self.settle();
             let mut first = true;
             loop {
-                let batch = match self.batches.steal() {
-                    Steal::Success(batch) => batch,
-                    Steal::Retry => continue,
-                    Steal::Empty => {
-                        self.active.fetch_sub(1, Ordering::Relaxed);
-                        break;
-                    }
+                let Some(batch) = self.batches.take(home) else {
+                    self.active.fetch_sub(1, Ordering::Relaxed);
+                    break;
                 };
                 if std::mem::take(&mut first) {
                     self.tally().helpers += 1;
@@ -240,7 +330,8 @@ impl<K: Kernel + Send + 'static> Work for Job<K> {
 struct Caller<'a, K: Kernel + Send + 'static> {
     work: Arc<dyn Work>,
     job: &'a Job<K>,
-    deque: &'a Worker<Batch>,
+    shelves: &'a Shelves,
+    lender: &'a dyn Lender,
     refused: Option<Errno>,
     asked: bool,
     /// Whether helpers would be of use, by the pace so far.
@@ -250,17 +341,14 @@ struct Caller<'a, K: Kernel + Send + 'static> {
 impl<K: Kernel + Send + 'static> Caller<'_, K> {
     fn drain(&mut self, plan: &mut impl Plan, progress: &mut dyn FnMut(usize)) {
         let mut planned_all = false;
-        while !planned_all || !self.deque.is_empty() {
-            let ready = if self.helped {
-                (self.job.max_active.get() * READY_PER_THREAD).min(READY_MAX)
-            } else {
-                1 // what is planned later is planned better
-            };
-            while !planned_all && self.deque.len() < ready {
+        let mut vectors = false;
+        while !planned_all || !self.shelves.is_empty() {
+            let ready = self.ready(vectors);
+            while !planned_all && self.shelves.len() < ready {
                 match plan.next() {
                     Some(Planned::Batch(batch)) => {
-                        self.job.unfinished.fetch_add(1, Ordering::Relaxed);
-                        self.deque.push(batch);
+                        vectors = matches!(batch, Batch::Vector(_));
+                        self.shelve(batch);
                     }
                     Some(Planned::Skip(range, reason)) => {
                         self.job
@@ -272,16 +360,46 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
                 }
             }
             self.recruit();
-            if let Some(batch) = self.deque.pop() {
+            if let Some(batch) = self.shelves.pop(self.job.home) {
                 let began = Instant::now();
                 self.job.finish(&batch, None);
                 let took = began.elapsed();
                 // The callback may change the width: the next step knows.
                 let done_bytes = self.job.tally().done_bytes; // unlocked again
                 progress(done_bytes);
-                self.helped = plan.pace(batch.bytes(), took, self.job.max_active.get());
+                let alone = !self.helped;
+                self.helped = plan.pace(batch.bytes(), took, self.job.upper());
+                self.job.helped.store(self.helped, Ordering::Relaxed);
+                if let Some(tuner) = &self.job.tuner
+                    && alone
+                    && self.helped
+                {
+                    lock(tuner).sample(batch.bytes(), took, Some(1));
+                }
             }
         }
+    }
+
+    /// How many batches should lie ready.
+    fn ready(&self, vectors: bool) -> usize {
+        if !self.helped {
+            1 // what is planned later is planned better
+        } else if self.job.nodes == 1 {
+            (self.job.max_active.get() * READY_PER_THREAD).min(READY_MAX)
+        } else if vectors {
+            READY_VECTORS_OF_NODES
+        } else {
+            READY_SPANS_OF_NODES
+        }
+    }
+
+    fn shelve(&self, batch: Batch) {
+        let node = match batch.ranges() {
+            [first, ..] if self.job.nodes > 1 => self.job.kernel.node_of(*first),
+            _ => None,
+        };
+        self.job.unfinished.fetch_add(1, Ordering::Relaxed);
+        self.shelves.push(node.unwrap_or(self.job.home), batch);
     }
 
     /// Offers seats for what lies ready, up to `max_active` and one thread for
@@ -290,7 +408,7 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
         if !self.helped {
             return;
         }
-        let wanted = (self.job.max_active.get() - 1).min(self.deque.len().saturating_sub(1));
+        let wanted = (self.job.max_active.get() - 1).min(self.shelves.len().saturating_sub(1));
         let seated = self.job.seated.load(Ordering::Relaxed);
         if wanted <= seated || self.refused.is_some() {
             return;
@@ -299,17 +417,17 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
         self.job
             .seated
             .fetch_add(wanted - seated, Ordering::Relaxed);
-        self.refused = Crew::get().post(&self.work, wanted - seated).err();
+        self.refused = self.lender.post(&self.work, wanted - seated).err();
     }
 }
 
 impl<K: Kernel + Send + 'static> Drop for Caller<'_, K> {
     fn drop(&mut self) {
         if self.asked {
-            Crew::get().withdraw(&self.work);
+            self.lender.withdraw(&self.work);
         }
         // After a panic: nobody shall take what the caller will not wait for.
-        while let Some(batch) = self.deque.pop() {
+        while let Some(batch) = self.shelves.pop(self.job.home) {
             self.job.abandoned.store(true, Ordering::Relaxed);
             self.job.finish(&batch, None);
         }

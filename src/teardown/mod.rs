@@ -1,24 +1,29 @@
 //! The main job: a builder, a run, a [`Report`].
 
+mod edges;
 mod execute;
 mod job;
+mod shelves;
 mod unmap;
 
 use std::time::{Duration, Instant};
 
 use crate::{
-    crew::{MaxActive, recent_max_active},
+    crew::{Lender, MaxActive, OwnThreads, recent_max_active},
     error::Error,
     gather::{Gather, Planned, Rules},
-    mapping::{self, Mappings},
-    operation::Operation,
+    mapping::{self, Found, Kind, Mappings, folios::Folios},
+    operation::{Advice, Operation},
     owned::{Bytes, OwnedMap},
     pace,
     range::{self, BadRange, PageRange},
     report::{Problems, Reason, Report},
     sys::{self, EINVAL, Kernel, linux::Linux, thread},
+    tune,
 };
+pub use edges::PartialFolios;
 pub use job::Cancel;
+use job::{Orders, Width};
 
 /// Below this many bytes one thread is done before a second one is awake: the
 /// job goes straight to the kernel, without threads, allocation or lookups.
@@ -55,6 +60,10 @@ pub struct Teardown<'a> {
     batch_bytes: Option<usize>,
     progress: Option<Box<dyn FnMut(Progress) + 'a>>,
     cancel: Cancel,
+    partial_folios: PartialFolios,
+    no_collapse: bool,
+    /// Whose threads help, if not ours.
+    lender: Option<&'a dyn Lender>,
 }
 
 impl<'a> Teardown<'a> {
@@ -66,11 +75,18 @@ impl<'a> Teardown<'a> {
             batch_bytes: None,
             progress: None,
             cancel: Cancel::default(),
+            partial_folios: PartialFolios::default(),
+            no_collapse: false,
+            lender: None,
         }
     }
 
-    /// How many threads may work at once, the caller included; by default
-    /// [`default_max_active`](crate::default_max_active).
+    /// How many threads may work at once, the caller included.
+    ///
+    /// By default that is found out: the job begins with a few threads, looks
+    /// at what its batches take, and goes to the width at which the most bytes
+    /// are done, up to [`default_max_active`](crate::default_max_active). The
+    /// next job of the same operation begins there.
     pub fn max_active(mut self, width: impl Into<MaxActive>) -> Self {
         self.max_active = Some(width.into());
         self
@@ -90,6 +106,44 @@ impl<'a> Teardown<'a> {
     /// work on the job are not there.
     pub fn on_progress(mut self, callback: impl FnMut(Progress) + 'a) -> Self {
         self.progress = Some(Box::new(callback));
+        self
+    }
+
+    /// What becomes of a part of a folio (a transparent huge page of any size)
+    /// at the edge of a range, where [`Operation::LazyFree`],
+    /// [`PageOut`](Operation::PageOut) or [`Cold`](Operation::Cold) would split
+    /// it. The other operations take what they are given.
+    ///
+    /// Huge pages of 2 MiB are found by PAGEMAP_SCAN (Linux 6.7). Smaller
+    /// folios are known only to root (/proc/kpageflags); for others every edge
+    /// that is not at a multiple of the largest size switched on counts as
+    /// being inside of one.
+    pub fn partial_folios(mut self, choice: PartialFolios) -> Self {
+        self.partial_folios = choice;
+        self
+    }
+
+    /// Keeps khugepaged from filling up what was discarded.
+    ///
+    /// It collapses what is left of a huge page into a new one, and the memory
+    /// given back is taken again, within seconds where it is set to be quick.
+    /// With this the mappings are told to have no huge pages from now on
+    /// (`MADV_NOHUGEPAGE`), between the first and the last byte of the job,
+    /// gaps included. Not for [`Operation::Unmap`].
+    pub fn no_collapse(mut self, wanted: bool) -> Self {
+        self.no_collapse = wanted;
+        self
+    }
+
+    /// Borrows the threads of a rayon pool instead of using some of this
+    /// library's. They keep their priority and their CPUs.
+    ///
+    /// The caller works as always and waits only for batches that a thread of
+    /// the pool has taken: a pool that is busy, or that has no threads (a
+    /// forked child's), delays nothing.
+    #[cfg(feature = "rayon")]
+    pub fn pool(mut self, pool: &'a rayon_core::ThreadPool) -> Self {
+        self.lender = Some(pool);
         self
     }
 
@@ -238,6 +292,28 @@ impl<'a> Teardown<'a> {
     }
 
     fn run_pages(&mut self, pages: &[PageRange], report: &mut Report) {
+        if self.operation.splits_folios()
+            && let Some(folios) = Folios::around(pages)
+        {
+            let (kernel, operation) = (Linux::plain(), self.operation);
+            let whole = edges::settle(
+                &kernel,
+                operation,
+                self.partial_folios,
+                pages,
+                &folios,
+                report,
+            );
+            self.run_whole(&whole, report);
+        } else {
+            self.run_whole(pages, report);
+        }
+        if self.no_collapse && self.operation != Operation::Unmap {
+            keep_small(&Linux::plain(), pages, report);
+        }
+    }
+
+    fn run_whole(&mut self, pages: &[PageRange], report: &mut Report) {
         let total = total(pages);
         if self.cancel.is_cancelled() {
             for range in pages {
@@ -327,9 +403,13 @@ impl<'a> Teardown<'a> {
     ) {
         let total = total(pages);
         let vectors = kernel.has_vectors();
-        let width = self.width(total, pages.len(), vectors && operation.takes_vectors());
+        let width = self.width(operation, total, pages.len(), vectors);
+        let most = match &width {
+            Width::Set(max_active) => max_active.get(),
+            Width::Found(tuner) => tuner.upper(),
+        };
         let first_bytes = self.batch_bytes.unwrap_or(pace::FIRST_BYTES);
-        let rules = Rules::for_job(operation, total, pages.len(), width.get(), vectors)
+        let rules = Rules::for_job(operation, total, pages.len(), most, vectors)
             .with_batch_bytes(first_bytes);
         let mut plan = Paced {
             gather: Gather::new(pages.iter().copied(), kernel.mappings(), rules),
@@ -346,30 +426,42 @@ impl<'a> Teardown<'a> {
             None => &mut silent,
         };
         let cpu = thread::cpu_time();
-        job::Job::run(
-            kernel,
+        let orders = Orders {
             operation,
             width,
-            self.cancel.clone(),
-            &mut plan,
-            progress,
-            report,
-        );
+            cancel: self.cancel.clone(),
+            lender: self.lender.unwrap_or(&OwnThreads),
+        };
+        let tuner = job::Job::run(kernel, orders, &mut plan, progress, report);
+        if let Some(tuner) = tuner {
+            tune::remember(operation, &tuner);
+        }
         report.shared_bytes += plan.gather.shared_bytes();
         report.caller_cpu += thread::cpu_time().saturating_sub(cpu);
     }
 
-    /// The width asked for, or 1 where more threads would only be in each
-    /// other's way: single calls over many small ranges end in a TLB flush
-    /// each, which interrupts the other thread (docs/kernel.md).
-    fn width(&self, total_bytes: usize, ranges: usize, vectors: bool) -> MaxActive {
+    /// The width asked for, or the one to be found; 1 where more threads would
+    /// only be in each other's way: single calls over many small ranges end in
+    /// a TLB flush each, which interrupts the other thread (docs/kernel.md).
+    fn width(
+        &self,
+        operation: Operation,
+        total_bytes: usize,
+        ranges: usize,
+        vectors: bool,
+    ) -> Width {
         let scattered = total_bytes / ranges.max(1) < (1 << 20);
+        let vectors = vectors && operation.takes_vectors();
         if total_bytes < DIRECT_BYTES || (scattered && !vectors) {
-            return MaxActive::new(1);
+            return Width::Set(MaxActive::new(1));
         }
-        self.max_active
-            .clone()
-            .unwrap_or_else(|| MaxActive::new(recent_max_active()))
+        match &self.max_active {
+            Some(width) => Width::Set(width.clone()),
+            None => match recent_max_active() {
+                1 => Width::Set(MaxActive::new(1)),
+                upper => Width::Found(tune::begin(operation, upper)),
+            },
+        }
     }
 
     #[inline]
@@ -410,6 +502,36 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> job::Plan for Paced<R, M> {
             self.gather.set_batch_bytes(step.batch_bytes);
         }
         step.helped || (self.fixed && width > 1)
+    }
+}
+
+/// Tells khugepaged to keep off the mappings of a job.
+fn keep_small<K: Kernel>(kernel: &K, pages: &[PageRange], report: &mut Report) {
+    let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
+        return;
+    };
+    let mut rest = PageRange::between(first.start(), last.end());
+    let mut mappings = kernel.mappings();
+    while let Some(now) = rest {
+        let Found::Mapping(mapping) = mappings.at_or_after(now.start()) else {
+            break;
+        };
+        let Some(part) = mapping.range.intersect(now) else {
+            break;
+        };
+        if matches!(mapping.kind, Kind::Anonymous | Kind::Heap | Kind::Shared) {
+            report.system_calls += 1;
+            match kernel.advise(part, Advice::NoHugePage) {
+                // EINVAL: a kernel without huge pages.
+                Ok(()) | Err(EINVAL) => {}
+                Err(errno) => {
+                    let advice = "huge pages may come back there";
+                    let error = Error::new(report.operation, Some(part), 0, errno, advice);
+                    report.problems.fail(error, 0);
+                }
+            }
+        }
+        rest = now.split_at(part.end()).1;
     }
 }
 

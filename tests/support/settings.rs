@@ -4,27 +4,32 @@ use std::{fs, io, path::PathBuf};
 
 /// A file of /proc or /sys with another value for a while.
 pub struct Setting {
-    path: &'static str,
+    path: String,
     before: String,
 }
 
 impl Setting {
-    pub fn set(path: &'static str, value: &str) -> io::Result<Self> {
-        let before = fs::read_to_string(path)?;
-        let this = Self { path, before };
-        fs::write(path, value)?;
-        Ok(this)
+    pub fn set(path: impl Into<String>, value: &str) -> io::Result<Self> {
+        let path = path.into();
+        let before = fs::read_to_string(&path)?;
+        // A choice shows all its values, the one in force in brackets.
+        let chosen = before
+            .split_once('[')
+            .and_then(|(_, rest)| rest.split_once(']'))
+            .map_or(before.trim(), |(chosen, _)| chosen)
+            .to_owned();
+        fs::write(&path, value)?;
+        Ok(Self {
+            path,
+            before: chosen,
+        })
     }
 }
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        if let Err(error) = fs::write(self.path, self.before.trim()) {
-            eprintln!(
-                "{} is not back at {}: {error}",
-                self.path,
-                self.before.trim()
-            );
+        if let Err(error) = fs::write(&self.path, &self.before) {
+            eprintln!("{} is not back at {}: {error}", self.path, self.before);
         }
     }
 }

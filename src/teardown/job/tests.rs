@@ -7,9 +7,10 @@ use std::{
 
 use super::*;
 use crate::{
+    crew::OwnThreads,
     gather::Batch,
     range::PageRange,
-    sys::scripted::{Fake, Scripted},
+    sys::scripted::{Fake, Nodes, Scripted},
 };
 
 const PAGE: usize = 4096;
@@ -73,16 +74,19 @@ fn run(
     progress: &mut dyn FnMut(usize),
 ) -> Report {
     let mut report = Report::new(Operation::Discard);
-    Job::run(
-        kernel,
-        Operation::Discard,
-        width.clone(),
-        Cancel::default(),
-        &mut Wide(plan.into_iter()),
-        progress,
-        &mut report,
-    );
+    let orders = orders(Width::Set(width.clone()));
+    let plan = &mut Wide(plan.into_iter());
+    Job::run(kernel, orders, plan, progress, &mut report);
     report
+}
+
+fn orders(width: Width) -> Orders<'static> {
+    Orders {
+        operation: Operation::Discard,
+        width,
+        cancel: Cancel::default(),
+        lender: &OwnThreads,
+    }
 }
 
 #[test]
@@ -130,9 +134,10 @@ fn a_cancelled_job_accounts_for_every_byte() {
     let mut report = Report::new(Operation::Discard);
     Job::run(
         kernel(200, &watch, Duration::from_micros(100)),
-        Operation::Discard,
-        MaxActive::new(3),
-        cancel.clone(),
+        Orders {
+            cancel: cancel.clone(),
+            ..orders(Width::Set(MaxActive::new(3)))
+        },
         &mut Wide(batches(200).into_iter()),
         &mut |done| {
             if done >= 50 * PAGE {
@@ -201,4 +206,142 @@ fn jobs_at_once_from_many_threads_stress() {
             });
         }
     });
+}
+
+/// The first half of the pages on node 0, the second on node 1.
+fn two_nodes(count: usize) -> Arc<Nodes> {
+    Arc::new(Nodes {
+        count,
+        node_at: Some(|addr| usize::from(addr >= 200 * PAGE)),
+        ..Nodes::default()
+    })
+}
+
+#[test]
+fn each_node_is_worked_on_by_its_own_and_others_come_last() {
+    let watch: Arc<Watch> = Arc::default();
+    let nodes = two_nodes(2);
+    let kernel = Scripted {
+        nodes: Arc::clone(&nodes),
+        ..kernel(400, &watch, Duration::from_micros(300))
+    };
+    let report = run(kernel, &MaxActive::new(2), batches(400), &mut |_| {});
+    assert_eq!(report.bytes_done, 400 * PAGE);
+    assert_eq!(report.helpers, 1);
+    let homes = nodes.homes.lock().unwrap();
+    let helpers_home = homes.values().copied().collect::<Vec<_>>();
+    assert_eq!(helpers_home, [1], "the caller is on node 0");
+    let mut left = [200, 200];
+    for (thread, range) in nodes.advised.lock().unwrap().iter() {
+        let home = homes.get(thread).copied().unwrap_or(0);
+        let node = usize::from(range.start() >= 200 * PAGE);
+        // The caller's first batches come before anybody knows better, and
+        // another thread may have taken the last ones of a node already.
+        assert!(
+            node == home || left[home] <= 2,
+            "home {home} took from {node} with {left:?} left"
+        );
+        left[node] -= 1;
+    }
+}
+
+#[test]
+fn with_one_node_nobody_asks_where_pages_are() {
+    let watch: Arc<Watch> = Arc::default();
+    let nodes = two_nodes(1);
+    let kernel = Scripted {
+        nodes: Arc::clone(&nodes),
+        ..kernel(50, &watch, Duration::ZERO)
+    };
+    let _ = run(kernel, &MaxActive::new(2), batches(50), &mut |_| {});
+    assert_eq!(nodes.questions.load(Ordering::Relaxed), 0);
+}
+
+/// Runs batches of 1 ms for each thread that is in the kernel with others.
+fn tuned(penalty: Duration) -> (Report, Tuner) {
+    let inside = AtomicUsize::new(0);
+    let kernel = Scripted {
+        on_advise: Some(Box::new(move || {
+            let others = inside.fetch_add(1, Ordering::SeqCst);
+            thread::sleep(Duration::from_millis(1) + penalty * others as u32);
+            inside.fetch_sub(1, Ordering::SeqCst);
+        })),
+        ..Scripted::with(vec![Fake::new(0, 300 * PAGE, &[])])
+    };
+    let mut report = Report::new(Operation::Discard);
+    let tuner = Job::run(
+        kernel,
+        orders(Width::Found(Tuner::new(2, 2, false))),
+        &mut Wide(batches(300).into_iter()),
+        &mut |_| {},
+        &mut report,
+    );
+    assert_eq!(report.bytes_done, 300 * PAGE);
+    (report, tuner.expect("the tuner"))
+}
+
+#[test]
+fn a_job_finds_out_whether_a_second_thread_pays() {
+    let (report, tuner) = tuned(Duration::ZERO);
+    assert_eq!(tuner.settled(), 2, "{report:?}");
+    let (report, tuner) = tuned(Duration::from_millis(5));
+    assert_eq!(tuner.settled(), 1, "{report:?}");
+    assert_eq!(report.max_active, 1);
+}
+
+#[cfg(feature = "rayon")]
+mod pool {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn run_in(pool: &rayon_core::ThreadPool, count: usize, nap: Duration) -> Report {
+        let watch: Arc<Watch> = Arc::default();
+        let mut report = Report::new(Operation::Discard);
+        Job::run(
+            kernel(count, &watch, nap),
+            Orders {
+                lender: pool,
+                ..orders(Width::Set(MaxActive::new(3)))
+            },
+            &mut Wide(batches(count).into_iter()),
+            &mut |_| {},
+            &mut report,
+        );
+        assert!(watch.most.load(Ordering::SeqCst) <= 3);
+        assert_eq!(report.bytes_done, count * PAGE);
+        report
+    }
+
+    fn pool(threads: usize) -> rayon_core::ThreadPool {
+        rayon_core::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .expect("a pool")
+    }
+
+    #[test]
+    fn a_borrowed_pool_helps() {
+        let report = run_in(&pool(2), 300, Duration::from_micros(300));
+        assert!(report.helpers > 0 && report.steals > 0, "{report:?}");
+    }
+
+    #[test]
+    fn a_busy_pool_delays_nothing() {
+        let pool = pool(1);
+        let (free, busy) = mpsc::channel::<()>();
+        pool.spawn(move || {
+            let _ = busy.recv(); // until the job is over
+        });
+        let report = run_in(&pool, 50, Duration::ZERO);
+        assert_eq!(report.helpers, 0);
+        drop(free);
+    }
+
+    #[test]
+    fn a_job_can_run_inside_the_pool_that_it_borrows() {
+        let pool = pool(1);
+        let report = pool.install(|| run_in(&pool, 50, Duration::ZERO));
+        assert_eq!(report.helpers, 0);
+    }
 }

@@ -1,0 +1,355 @@
+//! How many threads pay.
+//!
+//! Pure: finished batches go in, `max_active` comes out. More threads are not
+//! always faster (the published experiment is best at 8 of 72 cores; paging
+//! out from inside a process is best at 1), and what is best depends on the
+//! machine, the operation and who else is busy.
+//!
+//! The controller stands on one rung of a ladder of widths and now and then
+//! tries a neighbour. A batch of b bytes that took one of w busy threads t
+//! seconds says that w threads do w·b/t; each rung keeps the mean of what was
+//! seen on it, and a move needs more evidence than noise would give.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use crate::operation::Operation;
+
+/// Where a job begins whose best width nobody knows: the published curve is
+/// within 2 % of its best from here on, and few machines have it lower.
+const START: usize = 4;
+
+/// How much more a wider rung must do to be worth its threads, and how little
+/// less a narrower one may do.
+const GAIN: f64 = 1.05;
+
+/// Batches of one width are taken to differ by this part of their mean.
+const NOISE: f64 = 0.25;
+
+/// Standard errors beyond which a wider rung is believed to gain.
+const SURE_TO_WIDEN: f64 = 2.0;
+
+/// And a narrower one to lose nothing: a mistake is cheap and soon undone.
+const SURE_TO_NARROW: f64 = 1.0;
+
+/// And any rung to be no use.
+const SURE_TO_STOP: f64 = 2.0;
+
+/// Samples of a rung count up to this many: the mean follows a slow change.
+const MEMORY: f64 = 64.0;
+
+/// After this many batches what was seen on a rung counts half.
+const HALF_LIFE: f64 = 256.0;
+
+/// Samples on a rung before a neighbour is tried.
+const PATIENCE: u32 = 8;
+
+/// The same for a width that an earlier job found.
+const PATIENCE_REMEMBERED: u32 = 64;
+
+/// Samples of one trial that brings no decision.
+const TRIAL: u32 = 16;
+
+/// Batches after which even a hopeless neighbour is tried again: the machine
+/// may have changed.
+const RECHECK: u64 = 512;
+
+/// The rate of the last few samples beside that of all: apart by this much,
+/// the work is another.
+const SHIFT: f64 = 0.4;
+
+/// Finds the width with which one kind of work goes fastest.
+#[derive(Clone, Debug)]
+pub(crate) struct Tuner {
+    rungs: Vec<Rung>,
+    /// The rung that is best by what is known.
+    settled: usize,
+    trial: Option<Trial>,
+    /// Samples on the settled rung since the last trial.
+    waited: u32,
+    patience: u32,
+    /// Recent rate on the settled rung ÷ its mean.
+    recent: f64,
+    /// Batches so far.
+    now: u64,
+    /// Batches since one was seen at the width asked for.
+    missed: usize,
+    /// Threads did not come: what is found says nothing about the machine.
+    deserted: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rung {
+    width: usize,
+    /// Bytes per second of all threads together.
+    rate: f64,
+    samples: f64,
+    seen: u64,
+    tried: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    rung: usize,
+    samples: u32,
+}
+
+/// What a comparison with the settled rung says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Better,
+    NoUse,
+    Unknown,
+}
+
+impl Tuner {
+    /// A tuner for widths up to `upper`, which begins at `start`.
+    pub(crate) fn new(upper: usize, start: usize, remembered: bool) -> Self {
+        let upper = upper.max(1);
+        let mut rungs: Vec<Rung> = std::iter::successors(Some(1_usize), |w| w.checked_mul(2))
+            .take_while(|width| *width < upper)
+            .chain([upper])
+            .map(Rung::new)
+            .collect();
+        rungs.dedup_by_key(|rung| rung.width);
+        let settled = rungs
+            .iter()
+            .rposition(|rung| rung.width <= start)
+            .unwrap_or(0);
+        Self {
+            rungs,
+            settled,
+            trial: None,
+            waited: 0,
+            patience: if remembered {
+                PATIENCE_REMEMBERED
+            } else {
+                PATIENCE
+            },
+            recent: 1.0,
+            now: 0,
+            missed: 0,
+            deserted: false,
+        }
+    }
+
+    /// How many threads should work now.
+    pub(crate) fn width(&self) -> usize {
+        self.rungs[self.standing()].width
+    }
+
+    /// The most threads that it can come to ask for.
+    pub(crate) fn upper(&self) -> usize {
+        self.rungs.last().map_or(1, |rung| rung.width)
+    }
+
+    /// The width that is best by what is known.
+    pub(crate) fn settled(&self) -> usize {
+        self.rungs[self.settled].width
+    }
+
+    /// Told of a finished batch, and of the number of threads that were busy
+    /// while it ran; answers with the width from now on.
+    ///
+    /// `busy` is `None` if it changed meanwhile.
+    pub(crate) fn sample(&mut self, bytes: usize, took: Duration, busy: Option<usize>) -> usize {
+        self.now += 1;
+        let standing = self.standing();
+        let seconds = took.as_secs_f64();
+        if seconds > 0.0
+            && bytes > 0
+            && let Some(busy) = busy
+            && let Some(rung) = self.rungs.iter().position(|rung| rung.width == busy)
+        {
+            self.note(rung, busy as f64 * bytes as f64 / seconds);
+            if rung == standing {
+                self.missed = 0;
+                self.judge();
+                return self.width();
+            }
+        }
+        self.missed += 1;
+        // Threads that do not come cannot be waited for.
+        if self.missed > 32 + 4 * self.rungs[standing].width {
+            self.missed = 0;
+            self.give_up(standing, busy.unwrap_or(1));
+        }
+        self.width()
+    }
+
+    fn standing(&self) -> usize {
+        self.trial.map_or(self.settled, |trial| trial.rung)
+    }
+
+    fn note(&mut self, index: usize, rate: f64) {
+        let now = self.now;
+        if index == self.settled && self.trial.is_none() {
+            let rung = &self.rungs[index];
+            if rung.samples >= f64::from(PATIENCE) {
+                self.recent += (rate / rung.rate - self.recent) / f64::from(PATIENCE);
+            }
+            if (self.recent - 1.0).abs() > SHIFT {
+                self.forget();
+            }
+        }
+        self.rungs[index].note(rate, now);
+    }
+
+    /// Other work: only where we stand is known, and only from here on.
+    fn forget(&mut self) {
+        let kept = self.settled;
+        let recent = std::mem::replace(&mut self.recent, 1.0);
+        for (index, rung) in self.rungs.iter_mut().enumerate() {
+            rung.samples = 0.0;
+            if index == kept {
+                rung.rate *= recent;
+                rung.samples = f64::from(PATIENCE);
+            }
+        }
+        self.patience = PATIENCE;
+    }
+
+    fn judge(&mut self) {
+        match self.trial.as_mut() {
+            Some(trial) => {
+                trial.samples += 1;
+                let trial = *trial;
+                match self.compare(trial.rung) {
+                    Verdict::Better => {
+                        self.settled = trial.rung;
+                        self.patience = PATIENCE;
+                        self.recent = 1.0;
+                        self.end_trial();
+                    }
+                    Verdict::NoUse => {
+                        self.patience = (self.patience * 2).min(PATIENCE_REMEMBERED);
+                        self.end_trial();
+                    }
+                    Verdict::Unknown if trial.samples >= TRIAL => self.end_trial(),
+                    Verdict::Unknown => {}
+                }
+            }
+            None => {
+                self.waited += 1;
+                if self.waited >= self.patience
+                    && let Some(rung) = self.candidate()
+                {
+                    self.rungs[rung].tried = self.now;
+                    self.trial = Some(Trial { rung, samples: 0 });
+                }
+            }
+        }
+    }
+
+    fn end_trial(&mut self) {
+        self.trial = None;
+        self.waited = 0;
+    }
+
+    /// A neighbour of which something can be learnt: the one known less.
+    fn candidate(&self) -> Option<usize> {
+        let neighbours = [self.settled.checked_sub(1), Some(self.settled + 1)];
+        neighbours
+            .into_iter()
+            .flatten()
+            .filter(|index| *index < self.rungs.len())
+            .filter(|index| {
+                self.compare(*index) != Verdict::NoUse
+                    || self.now - self.rungs[*index].tried.max(self.rungs[*index].seen) > RECHECK
+            })
+            .min_by(|a, b| {
+                let known = |index: &usize| self.rungs[*index].known(self.now);
+                known(a).total_cmp(&known(b))
+            })
+    }
+
+    fn compare(&self, other: usize) -> Verdict {
+        let (here, there) = (&self.rungs[self.settled], &self.rungs[other]);
+        let (known_here, known_there) = (here.known(self.now), there.known(self.now));
+        if known_here < 1.0 || known_there < 1.0 || here.rate <= 0.0 {
+            return Verdict::Unknown;
+        }
+        let ratio = there.rate / here.rate;
+        let error = NOISE * (1.0 / known_here + 1.0 / known_there).sqrt();
+        let (enough, sure) = if there.width > here.width {
+            (GAIN, SURE_TO_WIDEN)
+        } else {
+            (1.0 / GAIN, SURE_TO_NARROW)
+        };
+        if ratio - sure * error > enough {
+            Verdict::Better
+        } else if ratio + SURE_TO_STOP * error < enough {
+            Verdict::NoUse
+        } else {
+            Verdict::Unknown
+        }
+    }
+
+    /// The width of `standing` cannot be had: nothing above what was seen is.
+    fn give_up(&mut self, standing: usize, seen: usize) {
+        self.end_trial();
+        self.deserted = true;
+        let below = self
+            .rungs
+            .iter()
+            .rposition(|rung| rung.width <= seen)
+            .unwrap_or(0)
+            .min(standing.saturating_sub(1));
+        self.rungs.truncate(below + 1);
+        self.settled = self.settled.min(below);
+    }
+}
+
+impl Rung {
+    fn new(width: usize) -> Self {
+        Self {
+            width,
+            rate: 0.0,
+            samples: 0.0,
+            seen: 0,
+            tried: 0,
+        }
+    }
+
+    fn note(&mut self, rate: f64, now: u64) {
+        self.samples = (self.known(now) + 1.0).min(MEMORY);
+        self.rate += (rate - self.rate) / self.samples;
+        self.seen = now;
+    }
+
+    /// How many samples what was seen is worth now.
+    fn known(&self, now: u64) -> f64 {
+        self.samples * (-((now - self.seen) as f64) / HALF_LIFE).exp2()
+    }
+}
+
+/// What earlier jobs of this process found, by operation; 0 is nothing yet.
+static FOUND: [AtomicUsize; Operation::COUNT] = [const { AtomicUsize::new(0) }; Operation::COUNT];
+
+/// A tuner that begins where the last job of this operation ended.
+pub(crate) fn begin(operation: Operation, upper: usize) -> Tuner {
+    // Relaxed: the number stands for itself.
+    match FOUND[operation.index()].load(Ordering::Relaxed) {
+        0 => {
+            let start = match operation {
+                // Each 32 pages paged out interrupt every CPU of the process.
+                Operation::PageOut => 1,
+                _ => START,
+            };
+            Tuner::new(upper, start, false)
+        }
+        width => Tuner::new(upper, width, true),
+    }
+}
+
+/// Keeps what a job has found for the next one.
+pub(crate) fn remember(operation: Operation, tuner: &Tuner) {
+    if !tuner.deserted && tuner.rungs[tuner.settled].samples >= f64::from(PATIENCE) {
+        FOUND[operation.index()].store(tuner.settled(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Folios at the edges of a range, and what khugepaged does to what is left.
+
+mod support;
+
+use std::{fs, thread, time::Duration};
+
+use mmzap::{Operation, PageRange, PartialFolios, Reason, Teardown, mapping};
+use support::{memory::*, settings::Setting, sys};
+
+const HUGE: usize = 2 * MIB;
+const LEN: usize = 32 * MIB;
+
+/// Filled memory of folios of one size, at a multiple of 2 MiB. The settings
+/// must stay until the test is over.
+fn folios_of(bytes: usize) -> (usize, Vec<Setting>) {
+    support::needs_root();
+    let room = "/sys/kernel/mm/transparent_hugepage";
+    let mut settings = vec![switch(format!("{room}/enabled"), "madvise")];
+    for entry in fs::read_dir(room).expect(room).flatten() {
+        let path = entry.path().join("enabled");
+        if path.exists() {
+            let own = entry.file_name() == *format!("hugepages-{}kB", bytes / 1024);
+            let value = if own { "madvise" } else { "never" };
+            settings.push(switch(path.to_str().unwrap().to_owned(), value));
+        }
+    }
+    // What the library has read of the settings is fresh for a second.
+    thread::sleep(Duration::from_millis(1100));
+    let at = fresh_addresses(LEN + HUGE).next_multiple_of(HUGE);
+    let protection = sys::PROT_READ | sys::PROT_WRITE;
+    let flags = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS;
+    let addr = sys::map(Some(at), LEN, protection, flags, None, 0).expect("memory");
+    sys::hint(addr, LEN, sys::HUGE_PAGES).expect("huge pages");
+    fill(addr, LEN);
+    (addr, settings)
+}
+
+fn switch(path: String, value: &str) -> Setting {
+    let answer = Setting::set(path.as_str(), value);
+    support::needs(&path, answer)
+}
+
+fn counter(name: &str) -> usize {
+    let text = fs::read_to_string("/proc/vmstat").expect("vmstat");
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.map_or(0, |value| value.parse().expect("a number"))
+}
+
+/// Splits of folios of one size, as the system counts them.
+fn splits(bytes: usize) -> usize {
+    let stats = format!(
+        "/sys/kernel/mm/transparent_hugepage/hugepages-{}kB/stats",
+        bytes / 1024
+    );
+    let of_size: usize = ["split", "split_deferred"]
+        .iter()
+        .filter_map(|name| fs::read_to_string(format!("{stats}/{name}")).ok())
+        .map(|text| text.trim().parse::<usize>().expect("a number"))
+        .sum();
+    of_size + counter("thp_split_page") + counter("thp_deferred_split_page")
+}
+
+/// A range whose edges lie in the middle of folios is done up to whole folios,
+/// and the others keep every byte and stay whole.
+fn folios_at_the_edges_stay_whole() {
+    for bytes in [64 * 1024, 256 * 1024, HUGE] {
+        for operation in [Operation::LazyFree, Operation::PageOut, Operation::Cold] {
+            let (addr, _settings) = folios_of(bytes);
+            let before = splits(bytes);
+            let range = (addr + bytes / 2, LEN - bytes);
+            let report = run(&mut Teardown::new(operation), &[range]);
+            // Without swap, a page-out splits whatever cannot go.
+            if operation != Operation::PageOut {
+                assert_eq!(splits(bytes), before, "{operation} {bytes}");
+            }
+            assert_eq!(report.bytes_done, LEN - 2 * bytes, "{operation} {bytes}");
+            let skipped: Vec<_> = report
+                .skipped()
+                .iter()
+                .map(|skipped| (skipped.len, skipped.reason))
+                .collect();
+            let half = (bytes / 2, Reason::PartialFolio { folio_bytes: bytes });
+            assert_eq!(skipped, [half, half], "{operation}");
+            assert_eq!(report.discarded_bytes, 0);
+            sys::unmap(addr, LEN).unwrap();
+        }
+    }
+}
+
+fn parts_of_folios_are_discarded_if_asked() {
+    for bytes in [64 * 1024, HUGE] {
+        let (addr, _settings) = folios_of(bytes);
+        let before = counter("thp_split_page");
+        let range = (addr + bytes / 2, LEN - bytes);
+        let mut job = Teardown::new(Operation::LazyFree).partial_folios(PartialFolios::Discard);
+        let report = run(&mut job, &[range]);
+        assert_eq!(counter("thp_split_page"), before);
+        assert_eq!(report.bytes_done, LEN - bytes);
+        assert_eq!(report.discarded_bytes, bytes);
+        assert_eq!(report.freed_bytes(), bytes);
+        assert_eq!(report.reclaimable_bytes(), LEN - 2 * bytes);
+        // What was not handed in is there, what was discarded is not.
+        assert_eq!(kept_pages(addr, bytes), bytes / 2 / PAGE);
+        sys::unmap(addr, LEN).unwrap();
+    }
+}
+
+/// The contents of a page-out are never given up.
+fn paging_out_discards_nothing_even_if_asked() {
+    let (addr, _settings) = folios_of(HUGE);
+    let mut job = Teardown::new(Operation::PageOut).partial_folios(PartialFolios::Discard);
+    let report = run(&mut job, &[(addr + HUGE / 2, LEN - HUGE)]);
+    assert_eq!(report.bytes_skipped, HUGE);
+    assert_eq!(kept_pages(addr, LEN), LEN / PAGE);
+    sys::unmap(addr, LEN).unwrap();
+}
+
+fn the_mix_of_a_range_is_told() {
+    let (addr, _settings) = folios_of(HUGE);
+    // One huge page gone, one in small pages, the others whole.
+    let _ = run(&mut Teardown::new(Operation::Discard), &[(addr, HUGE)]);
+    let _ = run(
+        &mut Teardown::new(Operation::Discard),
+        &[(addr + HUGE, PAGE)],
+    );
+    let mix = mapping::folio_mix(PageRange::new(addr, LEN, PAGE).unwrap()).expect("6.7");
+    assert_eq!(mix.empty_bytes, HUGE + PAGE);
+    assert_eq!(mix.small_bytes, HUGE - PAGE);
+    assert_eq!(mix.huge_bytes, LEN - 2 * HUGE);
+    sys::unmap(addr, LEN).unwrap();
+}
+
+/// All but one small page of each huge one is discarded. Left to itself, a
+/// quick khugepaged takes all the memory again; told not to, it does not.
+fn khugepaged_keeps_off_if_asked() {
+    for no_collapse in [false, true] {
+        let (addr, mut settings) = folios_of(HUGE);
+        let room = "/sys/kernel/mm/transparent_hugepage/khugepaged";
+        for (name, value) in [
+            ("scan_sleep_millisecs", "1"),
+            ("alloc_sleep_millisecs", "1"),
+            ("pages_to_scan", "65536"),
+            ("max_ptes_none", "511"),
+        ] {
+            settings.push(switch(format!("{room}/{name}"), value));
+        }
+        let ranges: Vec<_> = (addr..addr + LEN)
+            .step_by(HUGE)
+            .map(|at| (at + PAGE, HUGE - PAGE))
+            .collect();
+        let mut job = Teardown::new(Operation::Discard).no_collapse(no_collapse);
+        let report = run(&mut job, &ranges);
+        assert_eq!(report.bytes_done, LEN - LEN / HUGE * PAGE);
+        let range = PageRange::new(addr, LEN, PAGE).unwrap();
+        let refilled = || mapping::folio_mix(range).expect("6.7").huge_bytes;
+        if no_collapse {
+            let scans = || counter_of(&format!("{room}/full_scans"));
+            let before = scans();
+            until("khugepaged's scans", || scans() >= before + 3);
+            assert_eq!(refilled(), 0);
+        } else {
+            until("khugepaged's refill", || refilled() == LEN);
+        }
+        sys::unmap(addr, LEN).unwrap();
+    }
+}
+
+fn counter_of(path: &str) -> usize {
+    let text = fs::read_to_string(path).expect(path);
+    text.trim().parse().expect("a number")
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..600 {
+        if done() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    panic!("{what} did not come within a minute");
+}
+
+fn main() {
+    support::main(
+        named![
+            folios_at_the_edges_stay_whole,
+            parts_of_folios_are_discarded_if_asked,
+            paging_out_discards_nothing_even_if_asked,
+            the_mix_of_a_range_is_told,
+            khugepaged_keeps_off_if_asked,
+        ],
+        &[],
+    );
+}
