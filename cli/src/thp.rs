@@ -237,4 +237,22 @@ mod tests {
         assert_eq!((grown - before).total(), 2);
         assert_eq!((before - grown), Splits::default());
     }
+
+    #[test]
+    fn a_split_is_counted() {
+        let mapping = sys::Mapping::anonymous(2 * sys::HUGE_PAGE, sys::HUGE_PAGE).expect("4 MiB");
+        let huge = mapping
+            .huge_pages(true)
+            .and_then(|()| mapping.populate(sys::Access::Write, 1))
+            .map_err(anyhow::Error::from)
+            .and_then(|()| crate::smaps::verify(mapping.start(), mapping.len(), true));
+        if let Err(error) = huge {
+            eprintln!("skipped: needs huge pages: {error}");
+            return;
+        }
+        let before = Splits::read().expect("counters");
+        mapping.discard(0, sys::page_size()).expect("discard");
+        let splits = Splits::read().expect("counters") - before;
+        assert!(splits.pmds >= 1 && splits.deferred >= 1, "{splits:?}");
+    }
 }

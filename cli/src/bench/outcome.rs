@@ -112,9 +112,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// `mmzap ×2`, `munmap`.
+    /// `mmzap ×2`, `mmzap auto`, `munmap`.
     pub fn label(&self) -> String {
         match self.max_active {
+            Some(Width::Auto) => format!("{} auto", self.variant),
             Some(width) => format!("{} ×{width}", self.variant),
             None => self.variant.to_owned(),
         }
