@@ -3,6 +3,8 @@
 use std::ffi::CString;
 use std::io;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use super::checked;
 
@@ -23,13 +25,25 @@ pub fn swap_on(device: &Path) -> io::Result<()> {
 
 /// Brings back all that lies on the device, and removes it from swap.
 pub fn swap_off(device: &Path) -> io::Result<()> {
+    /// Attempts, a hundredth of a second apart. The kernel also says ENOMEM where
+    /// it finds another thread at a page that it wants back itself, and then
+    /// keeps the device; a second is more than such a thread needs.
+    const ATTEMPTS: u32 = 100;
     let path = terminated(device)?;
+    let mut attempts = 0;
     loop {
         // SAFETY: as above.
-        match checked(unsafe { libc::swapoff(path.as_ptr()) }) {
+        let Err(error) = checked(unsafe { libc::swapoff(path.as_ptr()) }) else {
+            return Ok(());
+        };
+        match error.raw_os_error() {
             // A second Ctrl-C must not leave the device behind.
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            other => return other,
+            Some(libc::EINTR) => {}
+            Some(libc::ENOMEM) if attempts < ATTEMPTS => {
+                attempts += 1;
+                thread::sleep(Duration::from_millis(10));
+            }
+            _ => return Err(error),
         }
     }
 }
