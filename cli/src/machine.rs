@@ -62,8 +62,8 @@ pub fn thp() -> Option<String> {
     chosen(&trimmed("/sys/kernel/mm/transparent_hugepage/enabled")?)
 }
 
-/// The word in brackets.
-fn chosen(line: &str) -> Option<String> {
+/// The word in brackets, among the words of a switch.
+pub fn chosen(line: &str) -> Option<String> {
     let (_, rest) = line.split_once('[')?;
     let (word, _) = rest.split_once(']')?;
     Some(word.into())

@@ -4,12 +4,17 @@
 mod bench;
 mod cgroup;
 mod doctor;
+mod frames;
 mod machine;
 mod memory;
 mod output;
+mod restore;
 mod size;
 mod smaps;
 mod sys;
+mod thp;
+mod unavailable;
+mod zram;
 
 use std::process::ExitCode;
 

@@ -2,8 +2,9 @@
 
 use std::fs;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
+use crate::unavailable::Unavailable;
 use crate::{cgroup, size};
 
 /// What a bench needs beside the memory it asks for: stacks, buffers, the
@@ -80,13 +81,13 @@ pub fn require(what: &str, needed: u64) -> Result<()> {
     let free = free()?;
     let needed = needed.saturating_add(SPARE);
     if needed > free.bytes {
-        bail!(
+        return Err(Unavailable::because(format!(
             "{what} needs {} of memory, page tables included, but only {} is free ({}): \
              give a smaller --size",
             size::show(needed),
             size::show(free.bytes),
             free.reason
-        );
+        )));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use anyhow::{Context, Result, bail};
 
 use crate::size::{self, KIB};
+use crate::unavailable::Unavailable;
 
 /// Sums over the mappings that overlap a range.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -13,6 +14,12 @@ pub struct Usage {
     pub mapped: u64,
     pub resident: u64,
     pub huge: u64,
+    /// Lazily freed and not taken yet.
+    pub lazy: u64,
+    /// Touched since the kernel last looked.
+    pub referenced: u64,
+    /// Out in swap.
+    pub swapped: u64,
 }
 
 /// What the mappings that overlap `start..end` hold. The whole of a mapping that
@@ -34,12 +41,16 @@ fn read(lines: impl BufRead, start: usize, end: usize) -> std::io::Result<Usage>
                 usage.mapped += (to - from) as u64;
             }
         } else if inside && let Some((key, value)) = line.split_once(':') {
-            let kib = || value.split_whitespace().next()?.parse::<u64>().ok();
-            match key {
-                "Rss" => usage.resident += kib().unwrap_or(0) * KIB,
-                "AnonHugePages" => usage.huge += kib().unwrap_or(0) * KIB,
-                _ => {}
-            }
+            let sum = match key {
+                "Rss" => &mut usage.resident,
+                "AnonHugePages" => &mut usage.huge,
+                "LazyFree" => &mut usage.lazy,
+                "Referenced" => &mut usage.referenced,
+                "Swap" => &mut usage.swapped,
+                _ => continue,
+            };
+            let kib = value.split_whitespace().next();
+            *sum += kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * KIB;
         }
     }
     Ok(usage)
@@ -66,12 +77,12 @@ pub fn verify(start: usize, len: usize, huge: bool) -> Result<()> {
         );
     }
     if huge && usage.huge < share(len) {
-        bail!(
+        return Err(Unavailable::because(format!(
             "only {} of {} got huge pages: free memory is too fragmented \
              (try `echo 1 > /proc/sys/vm/compact_memory` as root) or huge pages are restricted",
             size::show(usage.huge),
             size::show(len)
-        );
+        )));
     }
     if !huge && usage.huge > 0 {
         bail!(
@@ -116,6 +127,10 @@ mod tests {
 Size:               2048 kB
 KernelPageSize:        4 kB
 Rss:                1024 kB
+Referenced:          512 kB
+LazyFree:             64 kB
+Swap:                256 kB
+SwapPss:             256 kB
 AnonHugePages:         0 kB
 VmFlags: rd wr mr mw me ac nh 
 7f0000400000-7f0000600000 rw-p 00000000 00:00 0                          [heap]
@@ -132,7 +147,10 @@ AnonHugePages:      2048 kB
             Usage {
                 mapped: 2 << 20,
                 resident: 1 << 20,
-                huge: 0
+                referenced: 512 << 10,
+                lazy: 64 << 10,
+                swapped: 256 << 10,
+                ..Usage::default()
             }
         );
         assert_eq!(at(0, usize::MAX).resident, 3 << 20);

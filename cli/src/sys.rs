@@ -5,6 +5,10 @@
 //! block that the caller owns and that nothing refers to.
 #![allow(clippy::disallowed_methods)]
 
+mod swap;
+
+pub use swap::{is_root, swap_off, swap_on};
+
 use std::fs::File;
 use std::io::{self, Error};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -32,6 +36,15 @@ fn checked(status: libc::c_int) -> io::Result<()> {
 pub enum Access {
     Read,
     Write,
+}
+
+/// What the kernel is told about memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    Discard,
+    LazyFree,
+    PageOut,
+    Cold,
 }
 
 /// Readable and writable memory of its own, without contents that matter.
@@ -152,7 +165,13 @@ impl Mapping {
             "outside the mapping"
         );
         // SAFETY: the part lies within memory owned here, whose contents do not matter.
-        unsafe { discard(self.start.as_ptr().add(offset), len) }
+        unsafe { advise(self.start.as_ptr().add(offset), len, Advice::Discard) }
+    }
+
+    /// Advises on the whole with one madvise call.
+    pub fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: memory owned here; its contents are lost only where the caller asks for that.
+        unsafe { advise(self.start.as_ptr(), self.len, advice) }
     }
 
     /// One plain munmap of the whole.
@@ -179,13 +198,20 @@ pub unsafe fn unmap(start: *mut u8, len: usize) -> io::Result<()> {
     checked(unsafe { libc::munmap(start.cast(), len) })
 }
 
-/// Discards whole pages with one madvise call.
+/// One madvise call on whole pages.
 ///
 /// # Safety
-/// The caller owns the pages and nobody relies on their contents.
-pub unsafe fn discard(start: *mut u8, len: usize) -> io::Result<()> {
+/// The caller owns the pages; after `Discard` and `LazyFree` nobody relies on
+/// their contents.
+pub unsafe fn advise(start: *mut u8, len: usize, advice: Advice) -> io::Result<()> {
+    let advice = match advice {
+        Advice::Discard => libc::MADV_DONTNEED,
+        Advice::LazyFree => libc::MADV_FREE,
+        Advice::PageOut => libc::MADV_PAGEOUT,
+        Advice::Cold => libc::MADV_COLD,
+    };
     // SAFETY: promised by the caller.
-    checked(unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) })
+    checked(unsafe { libc::madvise(start.cast(), len, advice) })
 }
 
 /// Asks for huge pages in a range of whole pages, or for none. A kernel without

@@ -98,6 +98,42 @@ fn free_prints_the_contract() {
 }
 
 #[test]
+fn widths_are_numbers_and_auto() {
+    for (arguments, baseline) in [
+        (&["free"][..], "munmap"),
+        (&["free", "--malloc"], "plain"),
+        (&["scattered"], "madvise"),
+        (&["space"], "munmap"),
+        (&["bystander"], "munmap"),
+    ] {
+        let common = [
+            "--size",
+            "32M",
+            "--runs",
+            "1",
+            "--max-active",
+            "auto,1,auto",
+        ];
+        let result = json(&[arguments, &common].concat());
+        let rows = check(&result, arguments[0], baseline);
+        let ours: Vec<&Value> = result["rows"]
+            .as_array()
+            .expect("rows")
+            .iter()
+            .filter(|row| row["variant"] == "mmzap")
+            .map(|row| &row["max_active"])
+            .collect();
+        assert_eq!(ours, [&Value::from("auto"), &Value::from(1)], "{rows:?}");
+    }
+    // Left alone, it measures one thread, this machine's default, and auto.
+    let result = json(&["free", "--size", "32M", "--runs", "1"]);
+    let rows = result["rows"].as_array().expect("rows");
+    assert_eq!(rows.last().expect("rows")["max_active"], "auto");
+    let (_, table, _) = bench(&["free", "--size", "32M", "--runs", "1"]);
+    assert!(table.contains(" auto "), "{table}");
+}
+
+#[test]
 fn free_of_a_block_from_malloc() {
     let arguments = [
         "free",

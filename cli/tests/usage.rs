@@ -32,6 +32,11 @@ fn bad_command_lines_are_usage_errors() {
         &["bench", "free", "--max-active", "0"],
         &["bench", "free", "--max-active", "1,,2"],
         &["bench", "free", "--max-active", "1000000"],
+        &["bench", "free", "--max-active", "Auto"],
+        &["bench", "free", "--max-active", "auto,"],
+        &["bench", "free", "--zram"],
+        &["bench", "free", "--all"],
+        &["bench", "folio", "--page", "thp"],
         &["bench", "free", "--page", "2M"],
         &["bench", "free", "--backing", "memfd"],
         &["bench", "space", "--page", "thp"],
@@ -67,7 +72,7 @@ fn help_and_version_succeed() {
 
 #[test]
 fn what_does_not_fit_is_refused_with_the_memory_named() {
-    for scenario in ["free", "scattered", "bystander", "exit"] {
+    for scenario in ["free", "scattered", "bystander", "exit", "cold"] {
         let (status, out, err) = mmzap(&["bench", scenario, "--size", "100T", "--json"]);
         assert_eq!(status, Some(1), "{scenario}: {err}");
         assert!(out.is_empty(), "{out}");

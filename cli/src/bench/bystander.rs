@@ -67,8 +67,8 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
                 timed(|| {
                     // SAFETY: the mapping was just taken over, nothing refers to it.
                     unsafe {
-                        Teardown::new(Operation::Unmap)
-                            .max_active(width)
+                        width
+                            .limit(Teardown::new(Operation::Unmap))
                             .run_raw([(start, len)])
                     }
                 })

@@ -24,9 +24,11 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
     let page = settings.page;
     let variants = vec![
         Variant::new("plain", None, move || leave(Task::ExitPlain, len, page)),
-        Variant::new("parallel", Some(mmzap::default_max_active()), move || {
-            leave(Task::ExitParallel, len, page)
-        }),
+        Variant::new(
+            "parallel",
+            Some(mmzap::default_max_active().into()),
+            move || leave(Task::ExitParallel, len, page),
+        ),
     ];
     let rounds = Rounds::measure(variants, runs, Order::Same, progress)?;
     outcome.rows = rounds.rows(len as u64, |sample| sample.seconds);

@@ -1,21 +1,19 @@
 //! `free`: one large mapping, or one block from malloc, given back at once.
 
-use std::sync::OnceLock;
-
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use mmzap::{Operation, Teardown};
-use rayon::ThreadPoolBuilder;
-use rayon::prelude::*;
 
 use super::child::{Child, Task};
 use super::memory_kind::Page;
+use super::naive;
 use super::outcome::Outcome;
 use super::progress::Progress;
 use super::region::{self, populating_threads};
 use super::rounds::{Order, Rounds, Sample, Variant};
 use super::settings::Settings;
 use super::teardown::{self, timed};
-use crate::sys::{self, Block, HUGE_PAGE};
+use super::width::Width;
+use crate::sys::{Advice, Block, HUGE_PAGE};
 use crate::{size, smaps};
 
 const DEFAULT_SIZE: u64 = 8 * size::GIB;
@@ -26,7 +24,7 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
     let len = settings.memory_size("free", DEFAULT_SIZE, HUGE_PAGE as u64)?;
     let runs = settings.runs_or(DEFAULT_RUNS);
     teardown::probe_first();
-    start_rayon()?;
+    naive::start_rayon()?;
     let baseline = if settings.malloc { "plain" } else { "munmap" };
     let mut outcome = Outcome::new("free", baseline, len as u64, runs)?;
     outcome.page = Some(settings.page);
@@ -50,10 +48,10 @@ fn mapping_variants(len: usize, settings: &Settings) -> Vec<Variant<'static>> {
         Variant::new("naive", None, move || {
             let mapping = region::populated(len, page)?;
             let start = mapping.start();
-            wake_rayon();
+            naive::wake_rayon();
             let (done, seconds) = timed(|| {
                 let (pages, len) = mapping.as_raw();
-                discard_in_chunks(pages, len).and_then(|()| mapping.unmap())
+                naive::in_chunks(pages, len, Advice::Discard).and_then(|()| mapping.unmap())
             });
             done.context("madvise or munmap failed")?;
             smaps::verify_unmapped(start, len)?;
@@ -66,14 +64,14 @@ fn mapping_variants(len: usize, settings: &Settings) -> Vec<Variant<'static>> {
         }));
     }
     if settings.ceiling {
-        variants.push(Variant::new("processes", Some(2), move || {
+        variants.push(Variant::new("processes", Some(2.into()), move || {
             two_processes(len, page)
         }));
     }
     variants
 }
 
-fn block_variants(size: usize, widths: &[usize]) -> Vec<Variant<'static>> {
+fn block_variants(size: usize, widths: &[Width]) -> Vec<Variant<'static>> {
     let mut variants = vec![
         Variant::new("plain", None, move || {
             let block = populated_block(size)?;
@@ -82,10 +80,10 @@ fn block_variants(size: usize, widths: &[usize]) -> Vec<Variant<'static>> {
         }),
         Variant::new("naive", None, move || {
             let block = populated_block(size)?;
-            wake_rayon();
+            naive::wake_rayon();
             let (done, seconds) = timed(|| {
                 let (pages, len) = block.whole_pages();
-                let done = discard_in_chunks(pages, len);
+                let done = naive::in_chunks(pages, len, Advice::Discard);
                 block.free();
                 done
             });
@@ -101,8 +99,8 @@ fn block_variants(size: usize, widths: &[usize]) -> Vec<Variant<'static>> {
                 // SAFETY: whole pages inside a block of ours, which nobody reads any more;
                 // what the allocator notes lies outside of the block.
                 let report = unsafe {
-                    Teardown::new(Operation::Discard)
-                        .max_active(width)
+                    width
+                        .limit(Teardown::new(Operation::Discard))
                         .run_raw([(pages, len)])
                 };
                 block.free();
@@ -123,37 +121,6 @@ fn populated_block(size: usize) -> Result<Block> {
     let (pages, len) = block.whole_pages();
     smaps::verify(pages as usize, len, false)?;
     Ok(block)
-}
-
-/// What a capable programmer writes in a few lines: the rayon pool of the
-/// program, and fixed chunks of 2 MiB.
-fn discard_in_chunks(start: *mut u8, len: usize) -> std::io::Result<()> {
-    let base = start as usize;
-    (0..len.div_ceil(HUGE_PAGE))
-        .into_par_iter()
-        .try_for_each(|chunk| {
-            let offset = chunk * HUGE_PAGE;
-            // SAFETY: chunks of memory that the caller owns and does not read again.
-            unsafe { sys::discard((base + offset) as *mut u8, HUGE_PAGE.min(len - offset)) }
-        })
-}
-
-/// Starts rayon's threads, once: on its own it would panic where it gets none.
-fn start_rayon() -> Result<()> {
-    static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
-    STARTED
-        .get_or_init(|| {
-            ThreadPoolBuilder::new()
-                .build_global()
-                .map_err(|error| error.to_string())
-        })
-        .clone()
-        .map_err(|error| anyhow!("cannot start rayon's threads: {error}"))
-}
-
-/// A program that uses rayon has its threads running already.
-fn wake_rayon() {
-    rayon::broadcast(|_| ());
 }
 
 /// Each of two processes discards half at the same time. They share no address

@@ -3,7 +3,10 @@
 use std::fmt::Write;
 
 use super::outcome::Outcome;
-use super::published::{self, PARALLEL_FREE_SOURCE, Setting};
+use super::published::{
+    self,
+    parallel_free::{self, Setting},
+};
 use super::svg::{self, Bar, Line, escape};
 use super::table;
 use crate::size;
@@ -50,16 +53,17 @@ fn section(text: &mut String, outcome: &Outcome) {
     }
     let title = format!("Ratio to {}: longer is better", outcome.baseline);
     text.push_str(&svg::bars(&title, &ratio_bars(outcome)));
-    if outcome.scenario == "free" {
-        text.push_str("<h3>Beside the 320 GB experiment</h3>\n");
-        text.push_str(&svg::lines(
-            "Speed-up over the serial call",
-            "max_active",
-            &speed_ups(outcome),
-        ));
-        let (head, rows) = table::beside_cells(outcome);
-        html_table(text, &head, &rows);
-        let _ = writeln!(text, "<p>{}</p>", escape(PARALLEL_FREE_SOURCE));
+    if let Some(beside) = published::beside(outcome) {
+        let _ = writeln!(text, "<h3>{}</h3>", escape(beside.title));
+        if outcome.scenario == "free" {
+            text.push_str(&svg::lines(
+                "Speed-up over the serial call",
+                "max_active",
+                &speed_ups(outcome),
+            ));
+        }
+        html_table(text, beside.head, &beside.rows);
+        let _ = writeln!(text, "<p>{}</p>", escape(beside.source));
     }
 }
 
@@ -73,6 +77,9 @@ fn ratio_bars(outcome: &Outcome) -> Vec<Bar> {
             if let Some(bytes) = row.size_bytes {
                 label += &format!(" {}", size::show(bytes));
             }
+            if let (Some(bytes), Some(operation)) = (row.folio_bytes, row.operation) {
+                label += &format!(" {operation} {}", size::show(bytes));
+            }
             Bar {
                 label,
                 value: row.ratio,
@@ -84,7 +91,7 @@ fn ratio_bars(outcome: &Outcome) -> Vec<Bar> {
 }
 
 fn speed_ups(outcome: &Outcome) -> Vec<Line> {
-    let published = published::parallel_free()
+    let published = parallel_free::parallel_free()
         .into_iter()
         .filter_map(|row| match row.setting {
             Setting::MaxActive(width) => Some((width as f64, row.speed_up)),
@@ -95,7 +102,7 @@ fn speed_ups(outcome: &Outcome) -> Vec<Line> {
         .rows
         .iter()
         .filter(|row| row.variant == "mmzap")
-        .filter_map(|row| Some((row.max_active? as f64, row.ratio)))
+        .filter_map(|row| Some((row.max_active?.threads()? as f64, row.ratio)))
         .collect();
     ours.sort_by(|one, other| one.0.total_cmp(&other.0));
     vec![

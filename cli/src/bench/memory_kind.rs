@@ -1,10 +1,11 @@
 //! The kinds of memory that a bench can ask for.
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::machine;
+use crate::unavailable::Unavailable;
 
 /// The page size of private memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -25,14 +26,16 @@ impl Page {
         if self == Page::Small {
             return Ok(());
         }
-        let setting = machine::thp().context("this kernel has no transparent huge pages")?;
-        if setting == "never" {
-            bail!(
+        match machine::thp().as_deref() {
+            None => Err(Unavailable::because(
+                "this kernel has no transparent huge pages",
+            )),
+            Some("never") => Err(Unavailable::because(
                 "transparent huge pages are set to never: \
-                 `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as root allows them"
-            );
+                 `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as root allows them",
+            )),
+            Some(_) => Ok(()),
         }
-        Ok(())
     }
 
     /// The name on the command line.

@@ -6,14 +6,20 @@
 pub mod child;
 
 mod bystander;
+mod cold;
+mod contents;
 mod exit;
+mod folio;
 mod free;
 mod html;
 mod memory_kind;
+mod naive;
 mod outcome;
+mod pageout;
 mod plan;
 mod progress;
 mod published;
+mod reclaim;
 mod region;
 mod rounds;
 mod scattered;
@@ -23,6 +29,7 @@ mod space;
 mod svg;
 mod table;
 mod teardown;
+mod width;
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
@@ -30,31 +37,50 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
+use crate::unavailable::Unavailable;
 use crate::{output, size};
 use memory_kind::{Backing, Page};
 use outcome::Outcome;
 use progress::Progress;
 use settings::Settings;
+use width::Width;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 Variants of a scenario take turns, so that a machine that slows down slows them all.
 `ratio` is the median over the runs of baseline time / variant time of the same run:
 above 1 is faster than the baseline. Figures are printed only for what was really
-measured: what the machine lacks is named instead, with exit status 1.")]
+measured: what the machine lacks is named instead, with exit status 1; with --all it
+is named and left out.
+
+folio (root) lets memory have folios of one size after the other and puts the switches
+back afterwards, also after an error, SIGINT, SIGTERM, SIGHUP and SIGQUIT. After SIGKILL
+they are to be put back by hand:
+  cd /sys/kernel/mm/transparent_hugepage
+  grep . enabled hugepages-*/enabled          # the words in brackets are in force
+  echo madvise > enabled                      # the usual values of most systems
+  for f in hugepages-*/enabled; do echo never > $f; done
+  echo inherit > hugepages-2048kB/enabled
+pageout needs swap with room for --size, or --zram (root), which removes its device in
+the same cases. After SIGKILL: grep zram /proc/swaps; swapoff /dev/zramN; and
+echo N > /sys/class/zram-control/hot_remove. Later runs are not disturbed by such a
+device; they name it. cold needs no swap: pages are marked, and stay where they are.")]
 pub struct Args {
     /// What to measure
     #[arg(value_enum, default_value = "free")]
     scenario: Vec<Scenario>,
+    /// Measure every scenario that the machine and the options allow; name the others and why
+    #[arg(long, conflicts_with = "scenario")]
+    all: bool,
     /// How much memory, in bytes or as 64M, 4G, 4GiB (binary); the default depends on the scenario
     #[arg(long, value_parser = size::parse)]
     size: Option<u64>,
     /// How often each variant runs [default: 5, small: 9]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: Option<u32>,
-    /// Measure mmzap with each of these thread limits [default: 1 and this machine's default]
-    #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = threads)]
-    max_active: Vec<usize>,
+    /// Measure mmzap with each of these thread limits, numbers or auto [default: 1, this machine's default, auto]
+    #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = Width::parse)]
+    max_active: Vec<Width>,
     /// Print JSON: one object, or an array of them for several scenarios
     #[arg(long)]
     json: bool,
@@ -73,6 +99,9 @@ pub struct Args {
     /// What stands behind the address space (space)
     #[arg(long, value_enum, default_value = "zero")]
     backing: Backing,
+    /// Set up a swap device of compressed memory and remove it afterwards (pageout, cold)
+    #[arg(long)]
+    zram: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -91,6 +120,12 @@ enum Scenario {
     Exit,
     /// Planning alone: mappings and ranges in, batches out
     Plan,
+    /// Memory made of folios of each size: lazy freeing, discarding, and their splits (root)
+    Folio,
+    /// Paging out 512 MiB and more: one call, a plain parallel loop, mmzap (swap or --zram)
+    Pageout,
+    /// Marking memory as the first to be reclaimed; needs no swap
+    Cold,
 }
 
 impl Scenario {
@@ -103,6 +138,9 @@ impl Scenario {
             Scenario::Bystander => bystander::run(settings, progress),
             Scenario::Exit => exit::run(settings, progress),
             Scenario::Plan => plan::run(settings, progress),
+            Scenario::Folio => folio::run(settings, progress),
+            Scenario::Pageout => pageout::run(settings, progress),
+            Scenario::Cold => cold::run(settings, progress),
         }
     }
 
@@ -112,18 +150,19 @@ impl Scenario {
     }
 }
 
-/// A thread limit. More than this many threads no machine has use for.
-fn threads(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count @ 1..=4096) => Ok(count),
-        _ => Err("a thread limit is a whole number from 1 to 4096".into()),
-    }
-}
-
 impl Args {
+    fn scenarios(&self) -> &[Scenario] {
+        if self.all {
+            Scenario::value_variants()
+        } else {
+            &self.scenario
+        }
+    }
+
     /// Options that none of the chosen scenarios takes are mistakes, not wishes to be ignored.
     fn check(&self) -> std::result::Result<(), &'static str> {
-        let any = |takers: &[Scenario]| self.scenario.iter().any(|one| takers.contains(one));
+        let scenarios = self.scenarios();
+        let any = |takers: &[Scenario]| scenarios.iter().any(|one| takers.contains(one));
         let free = any(&[Scenario::Free]);
         if self.page == Page::Thp && !any(&[Scenario::Free, Scenario::Bystander, Scenario::Exit]) {
             return Err("--page is for the scenarios free, bystander and exit");
@@ -138,7 +177,10 @@ impl Args {
         if self.backing == Backing::Memfd && !any(&[Scenario::Space]) {
             return Err("--backing is for the scenario space");
         }
-        if self.size.is_some() && self.scenario.iter().all(|one| *one == Scenario::Plan) {
+        if self.zram && !any(&[Scenario::Pageout, Scenario::Cold]) {
+            return Err("--zram is for the scenarios pageout and cold");
+        }
+        if self.size.is_some() && scenarios.iter().all(|one| *one == Scenario::Plan) {
             return Err("the scenario plan has a fixed size");
         }
         Ok(())
@@ -162,7 +204,8 @@ pub fn run(args: &Args) -> Result<()> {
     let mut outcomes = Vec::new();
     let mut failed = 0;
     let mut alone = None;
-    for scenario in &args.scenario {
+    let scenarios = args.scenarios();
+    for scenario in scenarios {
         let progress = Progress::new();
         let measured = scenario.measure(&settings, &progress);
         progress.clear();
@@ -173,7 +216,10 @@ pub fn run(args: &Args) -> Result<()> {
                 }
                 outcomes.push(outcome);
             }
-            Err(error) if args.scenario.len() == 1 => alone = Some(error),
+            Err(error) if args.all && Unavailable::explains(&error) => {
+                output::complain(&format!("{} left out: {error:#}", scenario.name()));
+            }
+            Err(error) if scenarios.len() == 1 => alone = Some(error),
             Err(error) => {
                 failed += 1;
                 output::complain(&format!("{}: {error:#}", scenario.name()));
@@ -182,8 +228,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.json {
         match &outcomes[..] {
-            [one] if args.scenario.len() == 1 => output::print_json(one)?,
-            [] => {}
+            [one] if scenarios.len() == 1 => output::print_json(one)?,
+            [] if !args.all => {}
             all => output::print_json(&all)?,
         }
     }
@@ -201,7 +247,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(error);
     }
     if failed > 0 {
-        bail!("{failed} of {} scenarios not measured", args.scenario.len());
+        bail!("{failed} of {} scenarios not measured", scenarios.len());
     }
     Ok(())
 }

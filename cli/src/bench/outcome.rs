@@ -4,7 +4,9 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::memory_kind::{Backing, Page};
+use super::width::Width;
 use crate::machine::Machine;
+use crate::thp::Splits;
 
 #[derive(Debug, Serialize)]
 pub struct Outcome {
@@ -59,12 +61,21 @@ impl Outcome {
 #[derive(Debug, Default, Serialize)]
 pub struct Row {
     pub variant: &'static str,
-    pub max_active: Option<usize>,
+    pub max_active: Option<Width>,
+    /// Threads of a variant that is not ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
     /// Where the rows of a scenario differ in size or pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page: Option<Page>,
+    /// The size of the folios that the memory was made of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folio_bytes: Option<u64>,
+    /// Where the rows of a scenario differ in what is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operation: Option<&'static str>,
     pub median_s: f64,
     pub min_s: f64,
     pub max_s: f64,
@@ -85,6 +96,14 @@ pub struct Row {
     pub syscalls: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
+    /// What went out to swap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swapped_bytes: Option<u64>,
+    /// Splits of huge pages during all samples of the row, and their kinds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub splits: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split_counters: Option<Splits>,
     /// Calls that one sample consists of; the times are those of one call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calls_per_sample: Option<usize>,
@@ -93,9 +112,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// `mmzap ×2`, `munmap`.
+    /// `mmzap ×2`, `mmzap auto`, `munmap`.
     pub fn label(&self) -> String {
         match self.max_active {
+            Some(Width::Auto) => format!("{} auto", self.variant),
             Some(width) => format!("{} ×{width}", self.variant),
             None => self.variant.to_owned(),
         }

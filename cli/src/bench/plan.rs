@@ -51,7 +51,7 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
     );
     let variants = vec![Variant::new(
         "mmzap",
-        Some(mmzap::default_max_active()),
+        Some(mmzap::default_max_active().into()),
         || {
             let mut child = Child::start(Task::Plan, 1, Page::Small)?;
             let text = child.read_to_end()?;

@@ -4,6 +4,8 @@ use anyhow::{Context, Result};
 
 use super::outcome::Row;
 use super::progress::Progress;
+use super::width::Width;
+use crate::thp::Splits;
 
 /// What one run of one variant showed. `worst_s` and the percentiles are of
 /// whatever the scenario watches beside the run itself.
@@ -16,6 +18,8 @@ pub struct Sample {
     pub worst_s: Option<f64>,
     pub syscalls: Option<u64>,
     pub peak_bytes: Option<u64>,
+    pub swapped_bytes: Option<u64>,
+    pub splits: Option<Splits>,
 }
 
 impl Sample {
@@ -30,7 +34,7 @@ impl Sample {
 /// One way of doing a scenario's work.
 pub struct Variant<'a> {
     pub name: &'static str,
-    pub max_active: Option<usize>,
+    pub max_active: Option<Width>,
     /// Prepares, measures and cleans up once.
     pub measure: Box<dyn FnMut() -> Result<Sample> + 'a>,
 }
@@ -38,7 +42,7 @@ pub struct Variant<'a> {
 impl<'a> Variant<'a> {
     pub fn new(
         name: &'static str,
-        max_active: Option<usize>,
+        max_active: Option<Width>,
         measure: impl FnMut() -> Result<Sample> + 'a,
     ) -> Self {
         Variant {
@@ -116,6 +120,11 @@ impl<'a> Rounds<'a> {
                     values.sort_unstable();
                     values.get(values.len() / 2).copied()
                 };
+                // Not one of them may be lost, so all are counted.
+                let splits = samples
+                    .iter()
+                    .filter_map(|sample| sample.splits)
+                    .reduce(Splits::plus);
                 Row {
                     variant: variant.name,
                     max_active: variant.max_active,
@@ -132,6 +141,9 @@ impl<'a> Rounds<'a> {
                     worst_s: figure(|sample| sample.worst_s),
                     syscalls: count(|sample| sample.syscalls),
                     peak_bytes: count(|sample| sample.peak_bytes),
+                    swapped_bytes: count(|sample| sample.swapped_bytes),
+                    splits: splits.map(Splits::total),
+                    split_counters: splits,
                     times_s: times,
                     ..Row::default()
                 }

@@ -49,7 +49,7 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
             let (report, seconds) = timed(|| {
                 // SAFETY: ranges inside memory of ours whose contents do not matter.
                 unsafe {
-                    Teardown::new(Operation::Discard).max_active(width).run_raw(
+                    width.limit(Teardown::new(Operation::Discard)).run_raw(
                         (0..ranges).map(|index| (start.wrapping_add(index * STRIDE), RANGE)),
                     )
                 }

@@ -4,23 +4,25 @@ use anyhow::Result;
 
 use super::Args;
 use super::memory_kind::{Backing, Page};
+use super::width::Width;
 use crate::{memory, output, size};
 
 pub struct Settings {
     size: Option<u64>,
     runs: Option<usize>,
-    pub max_active: Vec<usize>,
+    pub max_active: Vec<Width>,
     pub page: Page,
     pub malloc: bool,
     pub ceiling: bool,
     pub backing: Backing,
+    pub zram: bool,
 }
 
 impl Settings {
     pub fn new(args: &Args) -> Self {
         let mut max_active = args.max_active.clone();
         if max_active.is_empty() {
-            max_active = vec![1, mmzap::default_max_active()];
+            max_active = Width::default_list();
         }
         let mut seen = Vec::new();
         max_active.retain(|width| {
@@ -36,6 +38,7 @@ impl Settings {
             malloc: args.malloc,
             ceiling: args.ceiling,
             backing: args.backing,
+            zram: args.zram,
         }
     }
 

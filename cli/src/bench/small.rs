@@ -13,6 +13,7 @@ use super::region::populating_threads;
 use super::rounds::{Order, Rounds, Sample, Variant};
 use super::settings::Settings;
 use super::teardown::{self, timed};
+use super::width::Width;
 use crate::sys::{self, Access, HUGE_PAGE, Mapping, Spacer};
 use crate::{memory, output, size, smaps};
 
@@ -100,7 +101,7 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
     let mut outcome = Outcome::new("small", "munmap", largest as u64, runs)?;
     outcome.note = Some(
         "times are those of one call; variants alternate A B, B A; \
-         one Teardown with the default max_active serves all calls",
+         one Teardown serves all calls",
     );
     for case in cases {
         outcome.rows.extend(measure(case, runs, progress)?);
@@ -117,7 +118,7 @@ fn measure(case: Case, runs: usize, progress: &Progress) -> Result<Vec<Row>> {
             done.context("munmap failed")?;
             Ok(Sample::of(seconds / case.calls as f64))
         }),
-        Variant::new("mmzap", Some(mmzap::default_max_active()), move || {
+        Variant::new("mmzap", Some(Width::Auto), move || {
             let prepared = Prepared::new(case, || library_map(case))?;
             let (done, seconds) = timed(|| {
                 prepared.maps.into_iter().try_fold(0, |bytes, map| {

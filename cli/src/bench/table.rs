@@ -1,18 +1,21 @@
 //! A scenario's result for people.
 
-use comfy_table::Table;
-
 use super::outcome::{Outcome, Row};
-use super::published::{self, PARALLEL_FREE_SOURCE, Setting};
+use super::published;
 use crate::{output, size};
 
 /// A column: its head, and a row's cell if the row has that figure.
 type Column = (&'static str, fn(&Row) -> Option<String>);
 
-const COLUMNS: [Column; 16] = [
+const COLUMNS: &[Column] = &[
     ("variant", |row| Some(row.variant.into())),
     ("max_active", |row| {
         row.max_active.map(|width| width.to_string())
+    }),
+    ("folio", |row| row.folio_bytes.map(size::show)),
+    ("operation", |row| row.operation.map(Into::into)),
+    ("threads", |row| {
+        row.threads.map(|threads| threads.to_string())
     }),
     ("size", |row| row.size_bytes.map(size::show)),
     ("page", |row| row.page.map(|page| page.name().into())),
@@ -33,6 +36,8 @@ const COLUMNS: [Column; 16] = [
     ("system calls", |row| {
         row.syscalls.map(|calls| calls.to_string())
     }),
+    ("splits", |row| row.splits.map(|splits| splits.to_string())),
+    ("swapped", |row| row.swapped_bytes.map(size::show)),
     ("peak memory", |row| row.peak_bytes.map(size::show)),
 ];
 
@@ -55,7 +60,7 @@ pub fn cells(outcome: &Outcome) -> (Vec<&'static str>, Vec<Vec<String>>) {
     (head, rows)
 }
 
-/// The head, the table and, for `free`, the published experiment.
+/// The head, the table and the published experiment, where there is one.
 pub fn show(outcome: &Outcome) -> String {
     let (head, rows) = cells(outcome);
     let mut table = output::table(&head);
@@ -65,8 +70,11 @@ pub fn show(outcome: &Outcome) -> String {
     if let Some(note) = outcome.note {
         text += &format!("{note}\n");
     }
-    if outcome.scenario == "free" {
-        text += &format!("\n{PARALLEL_FREE_SOURCE}\n{}\n", beside(outcome));
+    if let Some(beside) = published::beside(outcome) {
+        let mut table = output::table(beside.head);
+        table.add_rows(beside.rows);
+        output::align_figures(&mut table, 1);
+        text += &format!("\n{}\n{table}\n", beside.source);
     }
     text
 }
@@ -107,60 +115,6 @@ pub fn machine(outcome: &Outcome) -> String {
     )
 }
 
-/// Our figures beside those of the 320 GB experiment.
-fn beside(outcome: &Outcome) -> Table {
-    let (head, rows) = beside_cells(outcome);
-    let mut table = output::table(&head);
-    table.add_rows(rows);
-    output::align_figures(&mut table, 1);
-    table
-}
-
-/// The same as cells: published settings first, then widths that only we measured.
-pub fn beside_cells(outcome: &Outcome) -> ([&'static str; 4], Vec<[String; 4]>) {
-    let published = published::parallel_free();
-    let ours = |row: Option<&Row>| {
-        row.map_or_else(String::new, |row| {
-            format!("{:.2} ({})", row.ratio, seconds(row.median_s))
-        })
-    };
-    let mut rows: Vec<[String; 4]> = published
-        .iter()
-        .map(|row| {
-            [
-                row.setting.label(),
-                seconds(row.seconds),
-                format!("{:.2}", row.speed_up),
-                ours(row.setting.ours(outcome)),
-            ]
-        })
-        .collect();
-    for row in &outcome.rows {
-        let known = |width| {
-            published
-                .iter()
-                .any(|one| one.setting == Setting::MaxActive(width))
-        };
-        if let ("mmzap", Some(width)) = (row.variant, row.max_active)
-            && !known(width)
-        {
-            rows.push([
-                width.to_string(),
-                String::new(),
-                String::new(),
-                ours(Some(row)),
-            ]);
-        }
-    }
-    let head = [
-        "max_active",
-        "published",
-        "published speed-up",
-        "ours: speed-up (time)",
-    ];
-    (head, rows)
-}
-
 /// A time with three or four significant digits.
 pub fn seconds(value: f64) -> String {
     match value {
@@ -175,6 +129,7 @@ pub fn seconds(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::width::Width;
 
     fn outcome() -> Outcome {
         let mut outcome = Outcome::new("free", "munmap", 1 << 30, 1).expect("/proc");
@@ -187,24 +142,9 @@ mod tests {
         };
         outcome.rows = vec![
             row("munmap", None, 1.0),
-            row("mmzap", Some(2), 1.96),
-            row("mmzap", Some(3), 2.5),
+            row("mmzap", Some(Width::Auto), 1.96),
         ];
         outcome
-    }
-
-    #[test]
-    fn ours_stands_beside_the_published_setting() {
-        let (_, rows) = beside_cells(&outcome());
-        let of = |label: &str| {
-            rows.iter()
-                .find(|row| row[0] == label)
-                .map(|row| row[3].clone())
-        };
-        assert_eq!(of("serial"), Some("1.00 (500.00 ms)".into()));
-        assert_eq!(of("2"), Some("1.96 (500.00 ms)".into()));
-        assert_eq!(of("3"), Some("2.50 (500.00 ms)".into()));
-        assert_eq!(of("32"), Some(String::new()));
     }
 
     #[test]

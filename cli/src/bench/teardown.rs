@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail};
 use mmzap::{Operation, Report, Teardown};
 
 use super::rounds::Sample;
+use super::width::Width;
 use crate::smaps;
-use crate::sys::Mapping;
+use crate::sys::{Advice, Mapping};
 
 /// Runs `work` and returns its result with the seconds it took.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
@@ -31,19 +32,41 @@ pub fn plain_unmap(mapping: Mapping) -> Result<Sample> {
 }
 
 /// mmzap's Unmap, thread start-up included.
-pub fn unmap(mapping: Mapping, max_active: usize) -> Result<Sample> {
+pub fn unmap(mapping: Mapping, width: Width) -> Result<Sample> {
     let (start, len) = mapping.into_raw();
     let (report, seconds) = timed(|| {
         // SAFETY: the mapping was just taken over from its owner, nothing refers to it.
         unsafe {
-            Teardown::new(Operation::Unmap)
-                .max_active(max_active)
+            width
+                .limit(Teardown::new(Operation::Unmap))
                 .run_raw([(start, len)])
         }
     });
     let sample = sample(report, seconds, len as u64)?;
     smaps::verify_unmapped(start as usize, len)?;
     Ok(sample)
+}
+
+/// mmzap's `operation` on the whole of a mapping that stays.
+pub fn advise(mapping: &Mapping, operation: Operation, width: Width) -> Result<Sample> {
+    let (start, len) = mapping.as_raw();
+    let (report, seconds) = timed(|| {
+        // SAFETY: memory of ours; whoever hands it in relies on its contents only
+        // where the operation keeps them.
+        unsafe {
+            width
+                .limit(Teardown::new(operation))
+                .run_raw([(start, len)])
+        }
+    });
+    sample(report, seconds, len as u64)
+}
+
+/// The same by one plain call.
+pub fn plain_advise(mapping: &Mapping, advice: Advice) -> Result<Sample> {
+    let (done, seconds) = timed(|| mapping.advise(advice));
+    done.context("madvise failed")?;
+    Ok(Sample::of(seconds))
 }
 
 /// A sample from a report that did all of `bytes`; anything less is an error,

@@ -1,0 +1,82 @@
+//! `bench --all` measures what can be measured here and names the rest.
+
+mod support;
+
+use support::{Devices, Switches, bench, devices, harness};
+
+const SCENARIOS: [&str; 10] = [
+    "free",
+    "space",
+    "scattered",
+    "small",
+    "bystander",
+    "exit",
+    "plan",
+    "folio",
+    "pageout",
+    "cold",
+];
+
+fn every_scenario_is_measured_or_named() {
+    let switches = Switches::remember();
+    let before = Devices::remember();
+    let ran = bench(&[
+        "--all",
+        "--size",
+        "64M",
+        "--runs",
+        "1",
+        "--max-active",
+        "auto",
+        "--json",
+    ]);
+    assert!(switches.same());
+    assert_eq!(devices(), before.0);
+    let result = ran.json();
+    let measured: Vec<&str> = result
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|one| {
+            let rows = one["rows"].as_array().expect("rows");
+            assert!(!rows.is_empty(), "{one}");
+            for row in rows.iter().filter(|row| row["variant"] == "mmzap") {
+                let width = &row["max_active"];
+                assert!(width == "auto" || one["scenario"] == "plan", "{row}");
+            }
+            one["scenario"].as_str().expect("a name")
+        })
+        .collect();
+    for name in SCENARIOS {
+        let left_out = ran.err.contains(&format!("{name} left out: "));
+        assert_ne!(measured.contains(&name), left_out, "{name}: {}", ran.err);
+    }
+    // Of 64 MiB it would not be worth the name.
+    assert!(!measured.contains(&"pageout"));
+    assert!(measured.contains(&"free") && measured.contains(&"cold"));
+}
+
+fn nothing_measured_is_an_empty_array() {
+    let switches = Switches::remember();
+    let ran = bench(&["--all", "--size", "1000000T", "--runs", "1", "--json"]);
+    assert!(switches.same());
+    // Planning has a size of its own, and single mappings have theirs.
+    let result = ran.json();
+    let names: Vec<_> = result.as_array().expect("an array").iter().collect();
+    assert!(
+        names
+            .iter()
+            .all(|one| one["scenario"] == "plan" || one["scenario"] == "small")
+    );
+    assert!(ran.err.contains("free left out: "), "{}", ran.err);
+}
+
+fn main() {
+    harness::main(
+        named![
+            every_scenario_is_measured_or_named,
+            nothing_measured_is_an_empty_array,
+        ],
+        &[],
+    );
+}
