@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use crate::{error::Errno, sys::thread};
+use crate::{
+    error::Errno,
+    sys::{affinity::Cpus, thread},
+};
 pub use limit::{MaxActive, default_max_active, physical_cores};
 pub(crate) use limit::{callers_cpus, recent_max_active};
 
@@ -22,6 +25,11 @@ pub(crate) use limit::{callers_cpus, recent_max_active};
 pub(crate) trait Work: Send + Sync {
     /// Works until nothing is left to take, or one helper fewer is allowed.
     fn help(&self);
+
+    /// Where its helpers may run; `None` if that does not matter.
+    fn cpus(&self) -> Option<&Cpus> {
+        None
+    }
 }
 
 /// Who lends threads to a job.
@@ -73,8 +81,8 @@ pub(crate) struct Crew {
 struct State {
     /// Work with open seats, oldest first.
     open: VecDeque<(Arc<dyn Work>, usize)>,
-    /// Helpers that wait.
-    idle: usize,
+    /// Helpers that wait, the one that began first in front.
+    idle: VecDeque<i32>,
     /// Helpers that exist.
     threads: usize,
 }
@@ -82,6 +90,26 @@ struct State {
 impl State {
     fn seats(&self) -> usize {
         self.open.iter().map(|(_, seats)| seats).sum()
+    }
+
+    /// Lets helpers that are about to be woken wake on other CPUs than this one.
+    ///
+    /// The kernel wakes a thread where it ran last, and after a busy moment it
+    /// looks for no idle CPU. Where the caller runs by now, a helper would get
+    /// the few turns of its nice value until the load is balanced, which takes
+    /// longer than many jobs. The helper takes all CPUs of the caller back when
+    /// it joins.
+    fn send_away(&self, work: &Arc<dyn Work>, helpers: usize) {
+        if helpers == 0 {
+            return;
+        }
+        let Some(others) = work.cpus().and_then(Cpus::elsewhere) else {
+            return;
+        };
+        for tid in self.idle.iter().take(helpers) {
+            // A refusal leaves the helper where it is allowed to be.
+            let _ = others.bind_thread(*tid);
+        }
     }
 
     fn take_seat(&mut self) -> Option<Arc<dyn Work>> {
@@ -140,9 +168,10 @@ impl Crew {
         }
         let mut state = self.lock();
         state.open.push_back((Arc::clone(work), seats));
-        let missing = state.seats().saturating_sub(state.idle);
+        let missing = state.seats().saturating_sub(state.idle.len());
         let to_start = missing.min(seats);
         state.threads += to_start;
+        state.send_away(work, seats - to_start);
         drop(state);
         for _ in to_start..seats {
             self.posted.notify_one();
@@ -174,13 +203,14 @@ impl Crew {
                 state = self.lock();
                 continue;
             }
-            state.idle += 1;
+            let me = thread::tid();
+            state.idle.push_back(me);
             let (again, wait) = self
                 .posted
                 .wait_timeout(state, IDLE)
                 .unwrap_or_else(PoisonError::into_inner);
             state = again;
-            state.idle -= 1;
+            state.idle.retain(|tid| *tid != me);
             if wait.timed_out() && state.open.is_empty() {
                 state.threads -= 1;
                 return;

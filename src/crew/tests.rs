@@ -65,7 +65,7 @@ fn seats_bring_as_many_helpers_and_no_more() {
     until(|| counting.came.load(Relaxed) == 3);
     assert_eq!(crew.threads(), 3);
     counting.open();
-    until(|| crew.lock().idle == 3);
+    until(|| crew.lock().idle.len() == 3);
     // Idle ones come first.
     let second = Counting::closed();
     let work: Arc<dyn Work> = second.clone();

@@ -9,11 +9,18 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// How far helpers stand back, in steps of nice(2).
 ///
-/// With a third thread busy on two CPUs, helpers at the caller's own priority
-/// take its turns away for whole scheduling periods; measured for 10 in
-/// docs/measurements.md (scenario `bystander`). An idle CPU serves them all the
-/// same.
-const NICE: i32 = 10;
+/// Where all CPUs are busy, a turn of a helper lasts up to a scheduler tick
+/// (4 ms), and somebody waits for it: at nice 10 every 37 ms, which is more than
+/// one operation in a thousand of a thread that maps and unmaps all the time; at
+/// 15 every 114 ms. Further back, whoever needs a lock that a helper holds would
+/// wait too long (docs/measurements.md, `bystander`).
+const NICE: i32 = 15;
+
+/// The number by which the kernel knows the calling thread.
+pub(crate) fn tid() -> i32 {
+    // SAFETY: no arguments.
+    unsafe { libc::gettid() }
+}
 
 /// Starts a thread that no signal handler of the program ever runs on.
 ///

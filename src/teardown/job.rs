@@ -302,6 +302,10 @@ impl<K> Drop for Finished<'_, K> {
 }
 
 impl<K: Kernel + Send + 'static> Work for Job<K> {
+    fn cpus(&self) -> Option<&Cpus> {
+        self.cpus.as_ref()
+    }
+
     fn help(&self) {
         if self.join() {
             let home = self.settle();
