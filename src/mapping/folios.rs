@@ -68,6 +68,13 @@ impl Folios {
     /// Looks at the memory between the first and the last of `ranges`, unless
     /// no edge can fall into a folio.
     pub(crate) fn around(ranges: &[PageRange]) -> Option<Self> {
+        // Whole huge pages are whole folios of any size.
+        if ranges
+            .iter()
+            .all(|range| (range.start() | range.end()).is_multiple_of(HUGE_BYTES))
+        {
+            return None;
+        }
         let sizes = folio_sizes::recent();
         let suspect = |addr: usize| {
             (sizes.huge && !addr.is_multiple_of(HUGE_BYTES))

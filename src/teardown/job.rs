@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -74,8 +74,9 @@ pub(super) trait Plan: Iterator<Item = Planned> {
 pub(super) enum Width {
     /// What the user says, also while the job runs.
     Set(MaxActive),
-    /// What turns out to be best.
-    Found(Tuner),
+    /// What turns out to be best. Made when the job turns out to be worth it:
+    /// the bound that it starts from takes longer to find than a small job.
+    Found(Box<dyn FnOnce() -> Tuner>),
 }
 
 /// Who does what to how much of the machine.
@@ -92,7 +93,8 @@ pub(super) struct Job<K> {
     operation: Operation,
     batches: Takers,
     max_active: MaxActive,
-    tuner: Option<Mutex<Tuner>>,
+    /// Set by the caller, once it knows that helpers are of use.
+    tuner: OnceLock<Mutex<Tuner>>,
     /// Whether helpers would be of use, by the pace so far: only then is there
     /// anything to tune.
     helped: AtomicBool,
@@ -138,18 +140,18 @@ impl<K: Kernel + Send + 'static> Job<K> {
         progress: &mut dyn FnMut(usize),
         report: &mut Report,
     ) -> Option<Tuner> {
-        let (max_active, tuner) = match orders.width {
+        let (max_active, make_tuner) = match orders.width {
             Width::Set(max_active) => (max_active, None),
-            Width::Found(tuner) => (MaxActive::new(tuner.width()), Some(tuner)),
+            Width::Found(make) => (MaxActive::new(1), Some(make)),
         };
-        let wide = max_active.get() > 1 || tuner.as_ref().is_some_and(|tuner| tuner.upper() > 1);
+        let wide = max_active.get() > 1 || make_tuner.is_some();
         let nodes = if wide { kernel.nodes() } else { 1 };
         let shelves = Shelves::new(nodes);
         let job = Arc::new(Self {
             operation: orders.operation,
             batches: shelves.takers(),
             max_active,
-            tuner: tuner.map(Mutex::new),
+            tuner: OnceLock::new(),
             helped: AtomicBool::new(false),
             home: if nodes > 1 { kernel.node_here() } else { 0 },
             nodes,
@@ -172,6 +174,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
             job: &job,
             shelves: &shelves,
             lender: orders.lender,
+            make_tuner,
             refused: None,
             asked: false,
             helped: false,
@@ -184,7 +187,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
         report.max_active = job.max_active.get();
         tally.add_to(report);
         // A helper that comes late may still look at its own.
-        job.tuner.as_ref().map(|tuner| lock(tuner).clone())
+        job.tuner.get().map(|tuner| lock(tuner).clone())
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -193,7 +196,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
 
     /// The most threads that this job can come to have.
     fn upper(&self) -> usize {
-        match &self.tuner {
+        match self.tuner.get() {
             Some(tuner) => lock(tuner).upper(),
             None => self.max_active.get(),
         }
@@ -203,7 +206,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
     fn execute(&self, batch: &Batch, part: &mut Tally) {
         let Some(tuner) = self
             .tuner
-            .as_ref()
+            .get()
             .filter(|_| self.helped.load(Ordering::Relaxed))
         else {
             execute::batch(&self.kernel, self.operation, batch, &self.hidden, part);
@@ -336,6 +339,7 @@ struct Caller<'a, K: Kernel + Send + 'static> {
     job: &'a Job<K>,
     shelves: &'a Shelves,
     lender: &'a dyn Lender,
+    make_tuner: Option<Box<dyn FnOnce() -> Tuner>>,
     refused: Option<Errno>,
     asked: bool,
     /// Whether helpers would be of use, by the pace so far.
@@ -372,9 +376,9 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
                 let done_bytes = self.job.tally().done_bytes; // unlocked again
                 progress(done_bytes);
                 let alone = !self.helped;
-                self.helped = plan.pace(batch.bytes(), took, self.job.upper());
+                self.helped = self.pace(plan, batch.bytes(), took);
                 self.job.helped.store(self.helped, Ordering::Relaxed);
-                if let Some(tuner) = &self.job.tuner
+                if let Some(tuner) = self.job.tuner.get()
                     && alone
                     && self.helped
                 {
@@ -382,6 +386,24 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
                 }
             }
         }
+    }
+
+    /// Whether helpers are of use, by what the last batch took.
+    fn pace(&mut self, plan: &mut impl Plan, bytes: usize, took: Duration) -> bool {
+        if self.make_tuner.is_none() {
+            return plan.pace(bytes, took, self.job.upper());
+        }
+        if plan.pace(bytes, took, 2)
+            && let Some(make) = self.make_tuner.take()
+        {
+            let tuner = make();
+            let upper = tuner.upper();
+            self.job.max_active.set(tuner.width());
+            // Nobody else sets it.
+            let _ = self.job.tuner.set(Mutex::new(tuner));
+            return plan.pace(bytes, took, upper);
+        }
+        false
     }
 
     /// How many batches should lie ready.

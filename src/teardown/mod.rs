@@ -406,7 +406,8 @@ impl<'a> Teardown<'a> {
         let width = self.width(operation, total, pages.len(), vectors);
         let most = match &width {
             Width::Set(max_active) => max_active.get(),
-            Width::Found(tuner) => tuner.upper(),
+            Width::Found(_) if vectors && pages.len() > 1 => recent_max_active(),
+            Width::Found(_) => 1, // of no consequence: no vectors
         };
         let first_bytes = self.batch_bytes.unwrap_or(pace::FIRST_BYTES);
         let rules = Rules::for_job(operation, total, pages.len(), most, vectors)
@@ -457,10 +458,9 @@ impl<'a> Teardown<'a> {
         }
         match &self.max_active {
             Some(width) => Width::Set(width.clone()),
-            None => match recent_max_active() {
-                1 => Width::Set(MaxActive::new(1)),
-                upper => Width::Found(tune::begin(operation, upper)),
-            },
+            None => Width::Found(Box::new(move || {
+                tune::begin(operation, recent_max_active())
+            })),
         }
     }
 
