@@ -16,6 +16,10 @@ pub(crate) const FIRST_BYTES: usize = 8 << 20;
 /// longer on any machine known.
 const TELLING: Duration = Duration::from_micros(150);
 
+/// Bytes of the smallest batch: of memory that takes longer than that, as paging
+/// out does, a huge page at a time.
+const BATCH_BYTES_MIN: usize = 2 << 20;
+
 /// By how much a batch grows after one that said little.
 const GROWTH: usize = 4;
 
@@ -80,7 +84,7 @@ pub(crate) fn next(done_bytes: usize, took: Duration, left_bytes: usize, width: 
 
 fn bytes_in(nanos: f64, nanos_per_byte: f64) -> usize {
     // A cast from f64 saturates; an infinite pace is the largest batch.
-    ((nanos / nanos_per_byte.max(f64::MIN_POSITIVE)) as usize).clamp(FIRST_BYTES, BATCH_BYTES_MAX)
+    ((nanos / nanos_per_byte.max(f64::MIN_POSITIVE)) as usize).clamp(BATCH_BYTES_MIN, BATCH_BYTES_MAX)
 }
 
 #[cfg(test)]
@@ -142,7 +146,7 @@ mod tests {
         #[test]
         fn every_answer_is_within_bounds(done in any::<usize>(), nanos in any::<u32>(), left in any::<usize>(), width in 0usize..1000) {
             let step = next(done, Duration::from_nanos(nanos.into()), left, width);
-            prop_assert!((FIRST_BYTES..=BATCH_BYTES_MAX).contains(&step.batch_bytes));
+            prop_assert!((BATCH_BYTES_MIN..=BATCH_BYTES_MAX).contains(&step.batch_bytes));
             prop_assert!(!step.helped || width > 1);
         }
     }

@@ -10,10 +10,7 @@
 //! seconds says that w threads do w·b/t; each rung keeps the mean of what was
 //! seen on it, and a move needs more evidence than noise would give.
 
-use std::{
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use std::{sync::Mutex, time::Duration};
 
 use crate::operation::Operation;
 
@@ -46,15 +43,16 @@ const HALF_LIFE: f64 = 256.0;
 /// Samples on a rung before a neighbour is tried.
 const PATIENCE: u32 = 8;
 
-/// The same for a width that an earlier job found.
-const PATIENCE_REMEMBERED: u32 = 64;
+/// Patience doubles with each trial that was no use, up to this.
+const PATIENCE_MAX: u32 = 64;
 
 /// Samples of one trial that brings no decision.
 const TRIAL: u32 = 16;
 
-/// Batches after which even a hopeless neighbour is tried again: the machine
-/// may have changed.
-const RECHECK: u64 = 512;
+/// Batches for which a neighbour that was no use is left alone, in this job
+/// and the next ones; then the machine may have changed. A trial can be dear:
+/// two threads that page out do a third of what one does.
+const RECHECK: u64 = 1024;
 
 /// The rate of the last few samples beside that of all: apart by this much,
 /// the work is another.
@@ -87,7 +85,8 @@ struct Rung {
     rate: f64,
     samples: f64,
     seen: u64,
-    tried: u64,
+    /// Not tried before this batch.
+    rests_until: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +105,7 @@ enum Verdict {
 
 impl Tuner {
     /// A tuner for widths up to `upper`, which begins at `start`.
-    pub(crate) fn new(upper: usize, start: usize, remembered: bool) -> Self {
+    pub(crate) fn new(upper: usize, start: usize) -> Self {
         let upper = upper.max(1);
         let mut rungs: Vec<Rung> = std::iter::successors(Some(1_usize), |w| w.checked_mul(2))
             .take_while(|width| *width < upper)
@@ -123,11 +122,7 @@ impl Tuner {
             settled,
             trial: None,
             waited: 0,
-            patience: if remembered {
-                PATIENCE_REMEMBERED
-            } else {
-                PATIENCE
-            },
+            patience: PATIENCE,
             recent: 1.0,
             now: 0,
             missed: 0,
@@ -203,6 +198,7 @@ impl Tuner {
         let recent = std::mem::replace(&mut self.recent, 1.0);
         for (index, rung) in self.rungs.iter_mut().enumerate() {
             rung.samples = 0.0;
+            rung.rests_until = 0;
             if index == kept {
                 rung.rate *= recent;
                 rung.samples = f64::from(PATIENCE);
@@ -224,7 +220,8 @@ impl Tuner {
                         self.end_trial();
                     }
                     Verdict::NoUse => {
-                        self.patience = (self.patience * 2).min(PATIENCE_REMEMBERED);
+                        self.patience = (self.patience * 2).min(PATIENCE_MAX);
+                        self.rungs[trial.rung].rests_until = self.now + RECHECK;
                         self.end_trial();
                     }
                     Verdict::Unknown if trial.samples >= TRIAL => self.end_trial(),
@@ -236,7 +233,6 @@ impl Tuner {
                 if self.waited >= self.patience
                     && let Some(rung) = self.candidate()
                 {
-                    self.rungs[rung].tried = self.now;
                     self.trial = Some(Trial { rung, samples: 0 });
                 }
             }
@@ -254,10 +250,13 @@ impl Tuner {
         neighbours
             .into_iter()
             .flatten()
-            .filter(|index| *index < self.rungs.len())
+            .filter(|index| {
+                let rung = self.rungs.get(*index);
+                rung.is_some_and(|rung| rung.rests_until <= self.now)
+            })
             .filter(|index| {
                 self.compare(*index) != Verdict::NoUse
-                    || self.now - self.rungs[*index].tried.max(self.rungs[*index].seen) > RECHECK
+                    || self.now - self.rungs[*index].seen > RECHECK
             })
             .min_by(|a, b| {
                 let known = |index: &usize| self.rungs[*index].known(self.now);
@@ -309,7 +308,7 @@ impl Rung {
             rate: 0.0,
             samples: 0.0,
             seen: 0,
-            tried: 0,
+            rests_until: 0,
         }
     }
 
@@ -325,29 +324,35 @@ impl Rung {
     }
 }
 
-/// What earlier jobs of this process found, by operation; 0 is nothing yet.
-static FOUND: [AtomicUsize; Operation::COUNT] = [const { AtomicUsize::new(0) }; Operation::COUNT];
+/// What the last job of each operation has found out.
+static FOUND: [Mutex<Option<Tuner>>; Operation::COUNT] =
+    [const { Mutex::new(None) }; Operation::COUNT];
 
 /// A tuner that begins where the last job of this operation ended.
 pub(crate) fn begin(operation: Operation, upper: usize) -> Tuner {
-    // Relaxed: the number stands for itself.
-    match FOUND[operation.index()].load(Ordering::Relaxed) {
-        0 => {
-            let start = match operation {
-                // Each 32 pages paged out interrupt every CPU of the process.
-                Operation::PageOut => 1,
-                _ => START,
-            };
-            Tuner::new(upper, start, false)
-        }
-        width => Tuner::new(upper, width, true),
+    // Not waited for: in the child of a fork, whoever held it may be gone.
+    if let Ok(found) = FOUND[operation.index()].try_lock()
+        && let Some(tuner) = found.as_ref()
+        && tuner.upper() == upper.max(1)
+    {
+        return tuner.clone();
     }
+    let start = match operation {
+        // Each 32 pages paged out interrupt every CPU of the process.
+        Operation::PageOut => 1,
+        _ => START,
+    };
+    Tuner::new(upper, start)
 }
 
 /// Keeps what a job has found for the next one.
-pub(crate) fn remember(operation: Operation, tuner: &Tuner) {
+pub(crate) fn remember(operation: Operation, mut tuner: Tuner) {
     if !tuner.deserted && tuner.rungs[tuner.settled].samples >= f64::from(PATIENCE) {
-        FOUND[operation.index()].store(tuner.settled(), Ordering::Relaxed);
+        tuner.end_trial();
+        tuner.missed = 0;
+        if let Ok(mut found) = FOUND[operation.index()].try_lock() {
+            *found = Some(tuner);
+        }
     }
 }
 

@@ -435,7 +435,7 @@ impl<'a> Teardown<'a> {
         };
         let tuner = job::Job::run(kernel, orders, &mut plan, progress, report);
         if let Some(tuner) = tuner {
-            tune::remember(operation, &tuner);
+            tune::remember(operation, tuner);
         }
         report.shared_bytes += plan.gather.shared_bytes();
         report.caller_cpu += thread::cpu_time().saturating_sub(cpu);

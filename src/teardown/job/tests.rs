@@ -271,7 +271,7 @@ fn tuned(penalty: Duration) -> (Report, Tuner) {
     let mut report = Report::new(Operation::Discard);
     let tuner = Job::run(
         kernel,
-        orders(Width::Found(Box::new(|| Tuner::new(2, 2, false)))),
+        orders(Width::Found(Box::new(|| Tuner::new(2, 2)))),
         &mut Wide(batches(300).into_iter()),
         &mut |_| {},
         &mut report,
