@@ -141,7 +141,8 @@ impl Tuner {
     }
 
     /// The width that is best by what is known.
-    pub(crate) fn settled(&self) -> usize {
+    #[cfg(test)]
+    fn settled(&self) -> usize {
         self.rungs[self.settled].width
     }
 

@@ -3,6 +3,7 @@
 
 mod bench;
 mod cgroup;
+mod cpu_time;
 mod doctor;
 mod frames;
 mod machine;

@@ -49,7 +49,9 @@ use width::Width;
 #[command(after_help = "\
 Variants of a scenario take turns, so that a machine that slows down slows them all.
 `ratio` is the median over the runs of baseline time / variant time of the same run:
-above 1 is faster than the baseline. Figures are printed only for what was really
+above 1 is faster than the baseline. On a virtual machine the head of a table says how
+much CPU time the host gave to others meanwhile: beyond some percent, threads mostly
+wait for each other, and the figures say little. Figures are printed only for what was really
 measured: what the machine lacks is named instead, with exit status 1; with --all it
 is named and left out.
 
@@ -210,7 +212,8 @@ pub fn run(args: &Args) -> Result<()> {
         let measured = scenario.measure(&settings, &progress);
         progress.clear();
         match measured {
-            Ok(outcome) => {
+            Ok(mut outcome) => {
+                outcome.end();
                 if !args.json {
                     output::print(&table::show(&outcome))?;
                 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::memory_kind::{Backing, Page};
 use super::width::Width;
+use crate::cpu_time::CpuTime;
 use crate::machine::Machine;
 use crate::thp::Splits;
 
@@ -12,6 +13,10 @@ use crate::thp::Splits;
 pub struct Outcome {
     pub scenario: &'static str,
     pub machine: Machine,
+    /// Of the CPU time wanted while measuring, the part that a host gave to others.
+    pub stolen_share: Option<f64>,
+    #[serde(skip)]
+    began: Option<CpuTime>,
     pub size_bytes: u64,
     pub runs: usize,
     pub baseline: &'static str,
@@ -44,6 +49,8 @@ impl Outcome {
         Ok(Outcome {
             scenario,
             machine: Machine::read()?,
+            stolen_share: None,
+            began: CpuTime::read(),
             size_bytes,
             runs,
             baseline,
@@ -55,6 +62,14 @@ impl Outcome {
             note: None,
             rows: Vec::new(),
         })
+    }
+
+    /// To be called when everything is measured.
+    pub fn end(&mut self) {
+        self.stolen_share = self
+            .began
+            .zip(CpuTime::read())
+            .map(|(began, now)| now.stolen_share_since(began));
     }
 }
 

@@ -104,7 +104,7 @@ pub fn title(outcome: &Outcome) -> String {
 /// Where it was measured.
 pub fn machine(outcome: &Outcome) -> String {
     let machine = &outcome.machine;
-    format!(
+    let mut text = format!(
         "Linux {}, {}, {} CPUs usable, {} cores, {} of memory, thp {}",
         machine.kernel,
         machine.cpu_model,
@@ -112,7 +112,11 @@ pub fn machine(outcome: &Outcome) -> String {
         machine.physical_cores,
         size::show(machine.mem_total_bytes),
         machine.thp
-    )
+    );
+    if let Some(share) = outcome.stolen_share.filter(|share| *share > 0.0) {
+        text += &format!(", {:.1} % of the CPU time stolen by the host", share * 100.0);
+    }
+    text
 }
 
 /// A time with three or four significant digits.
