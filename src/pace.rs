@@ -84,7 +84,8 @@ pub(crate) fn next(done_bytes: usize, took: Duration, left_bytes: usize, width: 
 
 fn bytes_in(nanos: f64, nanos_per_byte: f64) -> usize {
     // A cast from f64 saturates; an infinite pace is the largest batch.
-    ((nanos / nanos_per_byte.max(f64::MIN_POSITIVE)) as usize).clamp(BATCH_BYTES_MIN, BATCH_BYTES_MAX)
+    ((nanos / nanos_per_byte.max(f64::MIN_POSITIVE)) as usize)
+        .clamp(BATCH_BYTES_MIN, BATCH_BYTES_MAX)
 }
 
 #[cfg(test)]

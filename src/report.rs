@@ -133,7 +133,8 @@ pub struct Report {
     /// Helper threads that did at least one batch.
     pub helpers: usize,
     /// How many threads the job could have at its end: the bound asked for, or
-    /// what was found to be best. 1 for a job that went straight to the kernel.
+    /// what was found to be best. 1 for a job that went straight to the kernel
+    /// or was too quick for helpers.
     pub max_active: usize,
     /// Why helpers that were wanted could not be started, if so. The caller
     /// did their work.
@@ -276,16 +277,17 @@ impl Report {
         if self.operation.frees() {
             self.bytes_done
         } else {
-            self.discarded_bytes
+            0
         }
     }
 
     /// Bytes that the kernel may take when it needs them, and has not been
-    /// seen to take: those lazily freed.
+    /// seen to take: those lazily freed, and parts of folios that were
+    /// discarded, whose memory goes when the kernel comes to split the folio.
     #[must_use]
     pub fn reclaimable_bytes(&self) -> usize {
         match self.operation {
-            Operation::LazyFree => self.bytes_done - self.discarded_bytes,
+            Operation::LazyFree => self.bytes_done,
             _ => 0,
         }
     }

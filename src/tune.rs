@@ -6,9 +6,11 @@
 //! machine, the operation and who else is busy.
 //!
 //! The controller stands on one rung of a ladder of widths and now and then
-//! tries a neighbour. A batch of b bytes that took one of w busy threads t
-//! seconds says that w threads do w·b/t; each rung keeps the mean of what was
-//! seen on it, and a move needs more evidence than noise would give.
+//! tries a neighbour. Each rung keeps what was seen on it: the bytes b of
+//! batches and the seconds t that threads spent on them, so that w threads do
+//! w·Σb/Σt. (The mean of the rates b/t would count a fast thread, which brings
+//! more batches, above a slow one beside it.) A move needs more evidence than
+//! noise would give.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -49,10 +51,15 @@ const PATIENCE_MAX: u32 = 64;
 /// Samples of one trial that brings no decision.
 const TRIAL: u32 = 16;
 
+/// And of one in which a helper does not finish its first.
+const TRIAL_MAX: u32 = 128;
+
 /// Batches for which a neighbour that was no use is left alone, in this job
-/// and the next ones; then the machine may have changed. A trial can be dear:
-/// two threads that page out do a third of what one does.
-const RECHECK: u64 = 1024;
+/// and the next ones; then the machine may have changed. Twice as many each
+/// time that it is no use again, since a trial can be dear: two threads that
+/// page out do a third of what one does.
+const REST: u64 = 256;
+const REST_MAX: u64 = 1024;
 
 /// The rate of the last few samples beside that of all: apart by this much,
 /// the work is another.
@@ -68,8 +75,8 @@ pub(crate) struct Tuner {
     /// Samples on the settled rung since the last trial.
     waited: u32,
     patience: u32,
-    /// Recent rate on the settled rung ÷ its mean.
-    recent: f64,
+    /// The last few batches on the settled rung.
+    recent: Seen,
     /// Batches so far.
     now: u64,
     /// Batches since one was seen at the width asked for.
@@ -81,18 +88,30 @@ pub(crate) struct Tuner {
 #[derive(Clone, Copy, Debug)]
 struct Rung {
     width: usize,
-    /// Bytes per second of all threads together.
-    rate: f64,
-    samples: f64,
-    seen: u64,
+    seen: Seen,
+    /// When the last batch of this width ended.
+    last: u64,
     /// Not tried before this batch.
     rests_until: u64,
+    /// How long the last rest was.
+    rest: u64,
+}
+
+/// What was seen of one width.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    samples: f64,
+    bytes: f64,
+    /// Of each thread by itself.
+    seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     rung: usize,
     samples: u32,
+    /// Those of helpers.
+    helpers: usize,
 }
 
 /// What a comparison with the settled rung says.
@@ -123,7 +142,7 @@ impl Tuner {
             trial: None,
             waited: 0,
             patience: PATIENCE,
-            recent: 1.0,
+            recent: Seen::default(),
             now: 0,
             missed: 0,
             deserted: false,
@@ -141,8 +160,7 @@ impl Tuner {
     }
 
     /// The width that is best by what is known.
-    #[cfg(test)]
-    fn settled(&self) -> usize {
+    pub(crate) fn settled(&self) -> usize {
         self.rungs[self.settled].width
     }
 
@@ -150,7 +168,13 @@ impl Tuner {
     /// while it ran; answers with the width from now on.
     ///
     /// `busy` is `None` if it changed meanwhile.
-    pub(crate) fn sample(&mut self, bytes: usize, took: Duration, busy: Option<usize>) -> usize {
+    pub(crate) fn sample(
+        &mut self,
+        bytes: usize,
+        took: Duration,
+        busy: Option<usize>,
+        by_helper: bool,
+    ) -> usize {
         self.now += 1;
         let standing = self.standing();
         let seconds = took.as_secs_f64();
@@ -159,10 +183,10 @@ impl Tuner {
             && let Some(busy) = busy
             && let Some(rung) = self.rungs.iter().position(|rung| rung.width == busy)
         {
-            self.note(rung, busy as f64 * bytes as f64 / seconds);
+            self.note(rung, bytes as f64, seconds);
             if rung == standing {
                 self.missed = 0;
-                self.judge();
+                self.judge(by_helper);
                 return self.width();
             }
         }
@@ -179,54 +203,54 @@ impl Tuner {
         self.trial.map_or(self.settled, |trial| trial.rung)
     }
 
-    fn note(&mut self, index: usize, rate: f64) {
-        let now = self.now;
+    fn note(&mut self, index: usize, bytes: f64, seconds: f64) {
         if index == self.settled && self.trial.is_none() {
-            let rung = &self.rungs[index];
-            if rung.samples >= f64::from(PATIENCE) {
-                self.recent += (rate / rung.rate - self.recent) / f64::from(PATIENCE);
-            }
-            if (self.recent - 1.0).abs() > SHIFT {
+            self.recent.add(bytes, seconds, f64::from(PATIENCE));
+            let known = &self.rungs[index].seen;
+            let enough = known.samples.min(self.recent.samples) >= f64::from(PATIENCE);
+            if enough && (self.recent.pace() / known.pace() - 1.0).abs() > SHIFT {
                 self.forget();
             }
         }
-        self.rungs[index].note(rate, now);
+        let rung = &mut self.rungs[index];
+        rung.seen.fade(rung.last, self.now);
+        rung.seen.add(bytes, seconds, MEMORY);
+        rung.last = self.now;
     }
 
     /// Other work: only where we stand is known, and only from here on.
     fn forget(&mut self) {
-        let kept = self.settled;
-        let recent = std::mem::replace(&mut self.recent, 1.0);
-        for (index, rung) in self.rungs.iter_mut().enumerate() {
-            rung.samples = 0.0;
-            rung.rests_until = 0;
-            if index == kept {
-                rung.rate *= recent;
-                rung.samples = f64::from(PATIENCE);
-            }
+        for rung in &mut self.rungs {
+            *rung = Rung::new(rung.width);
         }
+        let settled = &mut self.rungs[self.settled];
+        (settled.seen, settled.last) = (self.recent, self.now);
         self.patience = PATIENCE;
     }
 
-    fn judge(&mut self) {
+    fn judge(&mut self, by_helper: bool) {
         match self.trial.as_mut() {
             Some(trial) => {
                 trial.samples += 1;
+                trial.helpers += usize::from(by_helper);
                 let trial = *trial;
+                // The batches of slow helpers come last.
+                let complete =
+                    trial.helpers + 1 >= self.rungs[trial.rung].width || trial.samples >= TRIAL_MAX;
                 match self.compare(trial.rung) {
-                    Verdict::Better => {
+                    Verdict::Better if complete => {
                         self.settled = trial.rung;
                         self.patience = PATIENCE;
-                        self.recent = 1.0;
+                        self.recent = Seen::default();
                         self.end_trial();
                     }
                     Verdict::NoUse => {
                         self.patience = (self.patience * 2).min(PATIENCE_MAX);
-                        self.rungs[trial.rung].rests_until = self.now + RECHECK;
+                        self.rungs[trial.rung].rest_from(self.now);
                         self.end_trial();
                     }
-                    Verdict::Unknown if trial.samples >= TRIAL => self.end_trial(),
-                    Verdict::Unknown => {}
+                    _ if complete && trial.samples >= TRIAL => self.end_trial(),
+                    _ => {}
                 }
             }
             None => {
@@ -234,7 +258,11 @@ impl Tuner {
                 if self.waited >= self.patience
                     && let Some(rung) = self.candidate()
                 {
-                    self.trial = Some(Trial { rung, samples: 0 });
+                    self.trial = Some(Trial {
+                        rung,
+                        samples: 0,
+                        helpers: 0,
+                    });
                 }
             }
         }
@@ -257,7 +285,7 @@ impl Tuner {
             })
             .filter(|index| {
                 self.compare(*index) != Verdict::NoUse
-                    || self.now - self.rungs[*index].seen > RECHECK
+                    || self.now - self.rungs[*index].last > REST_MAX
             })
             .min_by(|a, b| {
                 let known = |index: &usize| self.rungs[*index].known(self.now);
@@ -268,10 +296,10 @@ impl Tuner {
     fn compare(&self, other: usize) -> Verdict {
         let (here, there) = (&self.rungs[self.settled], &self.rungs[other]);
         let (known_here, known_there) = (here.known(self.now), there.known(self.now));
-        if known_here < 1.0 || known_there < 1.0 || here.rate <= 0.0 {
+        if known_here < 1.0 || known_there < 1.0 {
             return Verdict::Unknown;
         }
-        let ratio = there.rate / here.rate;
+        let ratio = there.rate() / here.rate();
         let error = NOISE * (1.0 / known_here + 1.0 / known_there).sqrt();
         let (enough, sure) = if there.width > here.width {
             (GAIN, SURE_TO_WIDEN)
@@ -287,7 +315,8 @@ impl Tuner {
         }
     }
 
-    /// The width of `standing` cannot be had: nothing above what was seen is.
+    /// The width of `standing` cannot be had: nothing above what was seen is,
+    /// for a while.
     fn give_up(&mut self, standing: usize, seen: usize) {
         self.end_trial();
         self.deserted = true;
@@ -297,8 +326,13 @@ impl Tuner {
             .rposition(|rung| rung.width <= seen)
             .unwrap_or(0)
             .min(standing.saturating_sub(1));
-        self.rungs.truncate(below + 1);
-        self.settled = self.settled.min(below);
+        for rung in &mut self.rungs[below + 1..] {
+            rung.rest_from(self.now);
+        }
+        if self.settled > below {
+            self.settled = below;
+            self.recent = Seen::default();
+        }
     }
 }
 
@@ -306,23 +340,57 @@ impl Rung {
     fn new(width: usize) -> Self {
         Self {
             width,
-            rate: 0.0,
-            samples: 0.0,
-            seen: 0,
+            seen: Seen::default(),
+            last: 0,
             rests_until: 0,
+            rest: 0,
         }
     }
 
-    fn note(&mut self, rate: f64, now: u64) {
-        self.samples = (self.known(now) + 1.0).min(MEMORY);
-        self.rate += (rate - self.rate) / self.samples;
-        self.seen = now;
+    /// Bytes per second of all threads together.
+    fn rate(&self) -> f64 {
+        self.width as f64 * self.seen.pace()
+    }
+
+    fn rest_from(&mut self, now: u64) {
+        self.rest = (self.rest * 2).clamp(REST, REST_MAX);
+        self.rests_until = now + self.rest;
     }
 
     /// How many samples what was seen is worth now.
     fn known(&self, now: u64) -> f64 {
-        self.samples * (-((now - self.seen) as f64) / HALF_LIFE).exp2()
+        self.seen.samples * faded(self.last, now)
     }
+}
+
+impl Seen {
+    fn add(&mut self, bytes: f64, seconds: f64, memory: f64) {
+        let kept = ((memory - 1.0) / self.samples.max(1.0)).min(1.0);
+        self.scale(kept);
+        self.samples += 1.0;
+        self.bytes += bytes;
+        self.seconds += seconds;
+    }
+
+    fn fade(&mut self, last: u64, now: u64) {
+        self.scale(faded(last, now));
+    }
+
+    fn scale(&mut self, by: f64) {
+        self.samples *= by;
+        self.bytes *= by;
+        self.seconds *= by;
+    }
+
+    /// Bytes per second of one thread.
+    fn pace(&self) -> f64 {
+        self.bytes / self.seconds.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// What is left of evidence from batch `last` at batch `now`.
+fn faded(last: u64, now: u64) -> f64 {
+    (-((now - last) as f64) / HALF_LIFE).exp2()
 }
 
 /// What the last job of each operation has found out.
@@ -348,7 +416,7 @@ pub(crate) fn begin(operation: Operation, upper: usize) -> Tuner {
 
 /// Keeps what a job has found for the next one.
 pub(crate) fn remember(operation: Operation, mut tuner: Tuner) {
-    if !tuner.deserted && tuner.rungs[tuner.settled].samples >= f64::from(PATIENCE) {
+    if !tuner.deserted && tuner.rungs[tuner.settled].seen.samples >= f64::from(PATIENCE) {
         tuner.end_trial();
         tuner.missed = 0;
         if let Ok(mut found) = FOUND[operation.index()].try_lock() {

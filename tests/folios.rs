@@ -4,7 +4,7 @@ mod support;
 
 use std::{fs, thread, time::Duration};
 
-use mmzap::{Operation, PageRange, PartialFolios, Reason, Teardown, mapping};
+use mmzap::{Cancel, Operation, PageRange, PartialFolios, Reason, Teardown, mapping};
 use support::{memory::*, settings::Setting, sys};
 
 const HUGE: usize = 2 * MIB;
@@ -99,12 +99,80 @@ fn parts_of_folios_are_discarded_if_asked() {
         assert_eq!(counter("thp_split_page"), before);
         assert_eq!(report.bytes_done, LEN - bytes);
         assert_eq!(report.discarded_bytes, bytes);
-        assert_eq!(report.freed_bytes(), bytes);
-        assert_eq!(report.reclaimable_bytes(), LEN - 2 * bytes);
+        assert_eq!(report.freed_bytes(), 0);
+        assert_eq!(report.reclaimable_bytes(), LEN - bytes);
         // What was not handed in is there, what was discarded is not.
         assert_eq!(kept_pages(addr, bytes), bytes / 2 / PAGE);
         sys::unmap(addr, LEN).unwrap();
     }
+}
+
+fn discarding() -> Teardown<'static> {
+    Teardown::new(Operation::LazyFree).partial_folios(PartialFolios::Discard)
+}
+
+/// What lazy freeing would refuse is not discarded in its place.
+fn parts_that_could_not_be_freed_lazily_are_left() {
+    let (addr, _settings) = folios_of(HUGE);
+    let range = (addr + HUGE / 2, LEN - HUGE);
+    sys::lock(addr, HUGE).unwrap();
+    let report = run(&mut discarding(), &[range]);
+    assert_eq!(report.bytes_done, LEN - HUGE - HUGE / 2);
+    let part = Reason::PartialFolio { folio_bytes: HUGE };
+    assert_eq!(report.skipped().len(), 1, "{report:?}");
+    assert_eq!(report.skipped()[0].reason, part);
+    assert_eq!(kept_pages(addr, HUGE), HUGE / PAGE);
+    sys::unmap(addr, LEN).unwrap();
+
+    // In the place of a folio's last page, one of a private file.
+    let (addr, _settings) = folios_of(64 * 1024);
+    let file = sys::memfd(0).unwrap();
+    file.set_len(PAGE as u64).unwrap();
+    let at = addr + 15 * PAGE;
+    sys::unmap(at, PAGE).unwrap();
+    let protection = sys::PROT_READ | sys::PROT_WRITE;
+    sys::map(Some(at), PAGE, protection, sys::MAP_PRIVATE, Some(&file), 0).expect("the file");
+    fill(at, PAGE);
+    let report = run(&mut discarding(), &[(addr + 8 * PAGE, 8 * PAGE)]);
+    assert_eq!(report.bytes_done, 7 * PAGE, "{report:?}");
+    assert!(matches!(report.skipped()[0].reason, Reason::Kind(_)));
+    assert_eq!((kept_pages(at, PAGE), accounted(&report)), (1, 8 * PAGE));
+    sys::unmap(addr, LEN).unwrap();
+}
+
+/// A folio of which a page in the middle is not mapped any more.
+fn a_part_with_a_hole_is_done_around_it() {
+    let (addr, _settings) = folios_of(64 * 1024);
+    sys::unmap(addr + 10 * PAGE, PAGE).unwrap();
+    let report = run(&mut discarding(), &[(addr + 8 * PAGE, 8 * PAGE)]);
+    assert_eq!(report.bytes_done, 7 * PAGE, "{report:?}");
+    assert_eq!(report.skipped()[0].reason, Reason::Unmapped);
+    assert_eq!((report.bytes_skipped, accounted(&report)), (PAGE, 8 * PAGE));
+    assert_eq!(kept_pages(addr, 8 * PAGE), 8);
+    sys::unmap(addr, LEN).unwrap();
+}
+
+fn a_cancelled_job_leaves_the_edges_as_well() {
+    let (addr, _settings) = folios_of(HUGE);
+    let cancel = Cancel::default();
+    cancel.now();
+    let range = (addr + HUGE / 2, LEN - HUGE);
+    let report = run(&mut discarding().cancel(&cancel), &[range]);
+    assert_eq!((report.bytes_done, report.bytes_skipped), (0, LEN - HUGE));
+    assert_eq!(kept_pages(addr, LEN), LEN / PAGE);
+    sys::unmap(addr, LEN).unwrap();
+}
+
+fn parts_are_done_like_the_rest_if_asked() {
+    let (addr, _settings) = folios_of(HUGE);
+    let before = counter("thp_split_page");
+    let range = (addr + HUGE / 2, LEN - HUGE);
+    let mut job = Teardown::new(Operation::LazyFree).partial_folios(PartialFolios::Split);
+    let report = run(&mut job, &[range]);
+    assert_eq!(report.bytes_done, LEN - HUGE);
+    assert_eq!(report.reclaimable_bytes(), LEN - HUGE);
+    assert!(counter("thp_split_page") >= before + 2);
+    sys::unmap(addr, LEN).unwrap();
 }
 
 /// The contents of a page-out are never given up.
@@ -187,6 +255,10 @@ fn main() {
         named![
             folios_at_the_edges_stay_whole,
             parts_of_folios_are_discarded_if_asked,
+            parts_that_could_not_be_freed_lazily_are_left,
+            a_part_with_a_hole_is_done_around_it,
+            a_cancelled_job_leaves_the_edges_as_well,
+            parts_are_done_like_the_rest_if_asked,
             paging_out_discards_nothing_even_if_asked,
             the_mix_of_a_range_is_told,
             khugepaged_keeps_off_if_asked,

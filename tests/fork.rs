@@ -66,6 +66,41 @@ fn a_child_of_a_child_works_as_well() {
     });
 }
 
+/// The pool's threads stay with the parent, and perhaps a lock that one of them
+/// holds: the child must ask nothing of it.
+#[cfg(feature = "rayon")]
+fn a_borrowed_pool_stays_with_the_parent() {
+    let pool = rayon_core::ThreadPoolBuilder::new()
+        .num_threads(2)
+        .build()
+        .expect("a pool");
+    let addr = filled(LEN);
+    let mut teardown = Teardown::new(Operation::Discard)
+        .max_active(3)
+        .batch_bytes(MIB)
+        .pool(&pool);
+    for round in 0..50 {
+        // The pool is busy going to sleep and waking up.
+        pool.spawn(|| {});
+        match sys::fork().expect("a fork") {
+            Some(child) => {
+                let report = run(&mut teardown, &[(addr, LEN)]);
+                assert_eq!(report.bytes_done, LEN);
+                let status = sys::wait_for(child).expect("the child");
+                assert!(status.success(), "round {round}, the child: {status}");
+            }
+            None => {
+                sys::alarm(60);
+                let report = run(&mut teardown, &[(addr, LEN)]);
+                let alone = report.bytes_done == LEN && report.helpers == 0;
+                sys::leave_now(if alone { 0 } else { 101 });
+            }
+        }
+        fill(addr, LEN);
+    }
+    sys::unmap(addr, LEN).unwrap();
+}
+
 fn two_hundred_forks_in_the_middle_of_jobs() {
     support::play("forks_amid_jobs", "");
 }
@@ -136,6 +171,8 @@ fn main() {
         named![
             a_child_has_helpers_of_its_own,
             a_child_of_a_child_works_as_well,
+            #[cfg(feature = "rayon")]
+            a_borrowed_pool_stays_with_the_parent,
             two_hundred_forks_in_the_middle_of_jobs,
             a_fork_amid_the_first_probe,
         ],

@@ -68,6 +68,8 @@ fn half_a_cpu() {
 fn a_quota_of_half_a_cpu_means_one_thread() {
     let group = support::needs("a CPU control group", HalfCpu::make());
     support::play_or_skip("half_a_cpu", &group.door().to_string_lossy());
+    let inner = support::needs("a control group inside", group.inner_door());
+    support::play_or_skip("half_a_cpu", &inner.to_string_lossy());
 }
 
 /// Whether some thread of this process has the name of a helper.

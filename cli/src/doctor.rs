@@ -79,7 +79,7 @@ impl Limits {
                 "the smallest of: CPUs in the affinity mask {}, CPU quota {}, physical cores {}",
                 affinity_cpus.map_or_else(|| "unknown".into(), |cpus| cpus.to_string()),
                 quota.map_or_else(|| "none".into(), |cpus| format!("{cpus:.2}")),
-                num_cpus::get_physical(),
+                mmzap::physical_cores(),
             ),
             affinity_cpus,
             address_space_bytes: address_space_limit(),

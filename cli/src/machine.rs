@@ -35,7 +35,7 @@ impl Machine {
             kernel: trimmed("/proc/sys/kernel/osrelease").unwrap_or_else(unknown),
             cpu_model: cpu_model().unwrap_or_else(unknown),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
-            physical_cores: num_cpus::get_physical(),
+            physical_cores: mmzap::physical_cores(),
             cpu_quota: cgroup::cpu_quota(),
             page_size: sys::page_size(),
             mem_total_bytes: bytes("MemTotal"),

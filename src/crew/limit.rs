@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::sys::{Once, affinity::Cpus};
+use crate::sys::{affinity::Cpus, cores};
 
 /// The bound on the threads that give memory back at once, the caller among
 /// them.
@@ -54,17 +54,18 @@ impl From<usize> for MaxActive {
     }
 }
 
-/// The width that a job has by default: the physical cores that this thread
-/// may use.
+/// The most threads that a job comes to have by default: the physical cores
+/// that this thread may use.
 ///
 /// The smaller of what affinity and cgroup quotas leave
 /// (`std::thread::available_parallelism`, which reads the quotas of all
-/// ancestors) and the physical cores of the machine (`num_cpus`): two threads
-/// of one core share what the work is bound by.
+/// ancestors) and the number of cores to which the CPUs of its affinity belong:
+/// two threads of one core share what the work is bound by.
 #[must_use]
 pub fn default_max_active() -> usize {
     let available = std::thread::available_parallelism().map_or(1, usize::from);
-    available.min(physical_cores()).max(1)
+    let cores = Cpus::mine().map_or(available, |cpus| cores::of(&cpus));
+    available.min(cores).max(1)
 }
 
 /// [`default_max_active`] as it was at most [`FRESH`] ago, for this thread.
@@ -93,8 +94,7 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Physical cores of the machine; at least 1.
 #[must_use]
 pub fn physical_cores() -> usize {
-    static CORES: Once = Once::new();
-    CORES.get(|| num_cpus::get_physical().max(1))
+    cores::online().map_or(1, |cpus| cores::of(&cpus)).max(1)
 }
 
 /// The CPUs of the thread that asks for help, for its helpers to use.

@@ -20,6 +20,8 @@ use crate::{
 };
 pub use limit::{MaxActive, default_max_active, physical_cores};
 pub(crate) use limit::{callers_cpus, recent_max_active};
+#[cfg(feature = "rayon")]
+pub(crate) use rayon_pool::Borrowed;
 
 /// Work that helpers can join.
 pub(crate) trait Work: Send + Sync {

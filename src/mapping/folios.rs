@@ -60,59 +60,71 @@ pub(crate) struct Folios {
     pagemap: Option<Pagemap>,
     /// Huge pages, in address order, those side by side as one.
     huge: Vec<PageRange>,
-    /// Whether `huge` is all there is.
+    /// Whether `huge` is all there is around the edges.
     all_huge_known: bool,
 }
 
+/// Edges closer to each other than this are looked at in one call: walking over
+/// small pages between them costs less than a call for each.
+const NEAR_BYTES: usize = 4 << 20;
+
 impl Folios {
-    /// Looks at the memory between the first and the last of `ranges`, unless
-    /// no edge can fall into a folio.
+    /// Looks at the memory around the edges of `ranges`, which are in address
+    /// order; `None` if no edge can fall into a folio.
     pub(crate) fn around(ranges: &[PageRange]) -> Option<Self> {
-        // Whole huge pages are whole folios of any size.
-        if ranges
-            .iter()
-            .all(|range| (range.start() | range.end()).is_multiple_of(HUGE_BYTES))
-        {
-            return None;
+        let whole = |range: &PageRange| (range.start() | range.end()).is_multiple_of(HUGE_BYTES);
+        if ranges.iter().all(whole) {
+            return None; // whole folios of any size
         }
         let sizes = folio_sizes::recent();
-        let suspect = |addr: usize| {
-            (sizes.huge && !addr.is_multiple_of(HUGE_BYTES))
-                || (sizes.largest_small_bytes > 0
-                    && !addr.is_multiple_of(sizes.largest_small_bytes))
-        };
-        if !ranges
+        let mut edges = ranges
             .iter()
-            .any(|range| suspect(range.start()) || suspect(range.end()))
-        {
-            return None;
-        }
-        let mut pagemap = Pagemap::open().ok();
-        if sizes.largest_small_bytes > 0 {
-            pagemap = pagemap.map(Pagemap::with_flags);
-        }
+            .flat_map(|range| [range.start(), range.end()])
+            .filter(|edge| sizes.can_cross(*edge))
+            .peekable();
+        edges.peek()?;
         let mut folios = Self {
             sizes,
-            pagemap,
+            pagemap: Pagemap::open().ok(),
             huge: Vec::new(),
             all_huge_known: true,
         };
-        if sizes.huge
-            && let (Some(first), Some(last)) = (ranges.first(), ranges.last())
-        {
-            let start = first.start() & !(HUGE_BYTES - 1);
-            let end = last.end().next_multiple_of(HUGE_BYTES);
-            folios.all_huge_known = folios.find_huge(PageRange::between(start, end)).is_some();
+        if sizes.huge {
+            folios.all_huge_known = folios.find_huge(edges).is_some();
+        }
+        if sizes.largest_small_bytes > 0 || !folios.all_huge_known {
+            folios.pagemap = folios.pagemap.map(Pagemap::with_flags);
         }
         Some(folios)
     }
 
-    fn find_huge(&mut self, hull: Option<PageRange>) -> Option<()> {
+    /// Finds the huge pages that hold one of `edges`.
+    fn find_huge(&mut self, edges: impl Iterator<Item = usize>) -> Option<()> {
+        let mut near: Option<PageRange> = None;
+        for edge in edges.filter(|edge| !edge.is_multiple_of(HUGE_BYTES)) {
+            let block = aligned(edge, HUGE_BYTES)?;
+            near = match near {
+                Some(before) if block.start() <= before.end().saturating_add(NEAR_BYTES) => {
+                    PageRange::between(before.start(), block.end().max(before.end()))
+                }
+                before => {
+                    self.find_huge_in(before)?;
+                    Some(block)
+                }
+            };
+        }
+        self.find_huge_in(near)
+    }
+
+    fn find_huge_in(&mut self, near: Option<PageRange>) -> Option<()> {
+        let Some(near) = near else {
+            return Some(());
+        };
         let huge = &mut self.huge;
         let mut room = true;
         self.pagemap
             .as_ref()?
-            .scan(hull?, true, |part| {
+            .scan(near, true, |part| {
                 room = room && huge.try_reserve(1).is_ok();
                 if room {
                     huge.push(part.range);
@@ -125,24 +137,36 @@ impl Folios {
     /// The folio that has pages on both sides of `edge`; `inside` is a page of
     /// it next to the edge. Where nobody can tell, the largest there could be.
     pub(crate) fn across(&self, edge: usize, inside: usize) -> Option<PageRange> {
-        let crosses = |folio: &PageRange| folio.start() < edge && edge < folio.end();
-        if self.sizes.huge && !edge.is_multiple_of(HUGE_BYTES) {
-            let huge = aligned(inside, HUGE_BYTES);
-            let at = self.huge.partition_point(|part| part.end() <= inside);
-            let mapped = self.huge.get(at).is_some_and(|part| part.start() <= inside);
-            if mapped || !self.all_huge_known {
-                return huge.filter(crosses);
-            }
-        }
-        let small = self.sizes.largest_small_bytes;
-        if small == 0 || edge.is_multiple_of(small) {
-            return None;
-        }
-        match &self.pagemap {
-            Some(pagemap) if pagemap.knows_frames() => pagemap.folio_at(inside),
-            _ => aligned(inside, small),
-        }
-        .filter(crosses)
+        let frames = self.pagemap.as_ref().filter(|map| map.knows_frames());
+        let folio = if self.is_huge(edge, inside) {
+            aligned(inside, HUGE_BYTES)
+        } else if !self.sizes.can_cross(edge) {
+            None
+        } else if let Some(frames) = frames {
+            frames.folio_at(inside)
+        } else if self.sizes.huge && !self.all_huge_known {
+            aligned(inside, HUGE_BYTES)
+        } else {
+            let small = self.sizes.largest_small_bytes;
+            (small > 0).then(|| aligned(inside, small)).flatten()
+        };
+        folio.filter(|folio| folio.start() < edge && edge < folio.end())
+    }
+
+    /// Whether `inside` is known to be in a huge page that `edge` cuts.
+    fn is_huge(&self, edge: usize, inside: usize) -> bool {
+        let at = self.huge.partition_point(|part| part.end() <= inside);
+        let found = self.huge.get(at).is_some_and(|part| part.start() <= inside);
+        found && !edge.is_multiple_of(HUGE_BYTES)
+    }
+}
+
+impl FolioSizes {
+    /// Whether an edge there can be in the middle of a folio.
+    fn can_cross(self, edge: usize) -> bool {
+        let small = self.largest_small_bytes;
+        (self.huge && !edge.is_multiple_of(HUGE_BYTES))
+            || (small > 0 && !edge.is_multiple_of(small))
     }
 }
 

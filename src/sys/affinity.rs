@@ -1,5 +1,7 @@
 //! Which CPUs a thread may use.
 
+use std::ops::RangeInclusive;
+
 use super::last_errno;
 use crate::error::Errno;
 
@@ -10,7 +12,17 @@ const BITS: usize = usize::BITS as usize;
 /// Sized for 8192 CPUs, the largest that x86-64 kernels are built for; a
 /// smaller set is refused with EINVAL by a kernel that knows more CPUs.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Cpus([usize; 8192 / usize::BITS as usize]);
+pub(crate) struct Cpus([usize; CPUS / BITS]);
+
+const CPUS: usize = 8192;
+
+/// The kernel's way to write a list of numbers: `0-3,8`.
+pub(crate) fn ranges(list: &str) -> impl Iterator<Item = RangeInclusive<usize>> {
+    list.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    })
+}
 
 impl Cpus {
     /// Those of the calling thread.
@@ -30,6 +42,16 @@ impl Cpus {
             }
         }
         set
+    }
+
+    /// Those of a list as the kernel writes them: `0-3,8`.
+    pub(crate) fn listed(list: &str) -> Self {
+        Self::of(ranges(list).flat_map(|range| *range.start()..=(*range.end()).min(CPUS - 1)))
+    }
+
+    /// Their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> {
+        (0..CPUS).filter(|cpu| self.0[cpu / BITS] & (1 << (cpu % BITS)) != 0)
     }
 
     /// The CPUs in both, if there are any.
@@ -59,5 +81,29 @@ impl Cpus {
         let rc =
             unsafe { libc::sched_setaffinity(tid, size_of::<Self>(), (&raw const self.0).cast()) };
         if rc == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read() {
+        let cpus = |list| Cpus::listed(list).iter().collect::<Vec<_>>();
+        assert_eq!(cpus("0\n"), [0]);
+        assert_eq!(cpus("0-2,5\n"), [0, 1, 2, 5]);
+        assert_eq!(cpus("\n"), [0; 0]);
+        assert_eq!(cpus("x-2,7,9-"), [7]);
+        assert_eq!(cpus("8190-18446744073709551615"), [8190, 8191]);
+        assert_eq!(cpus("5-3"), [0; 0]);
+    }
+
+    #[test]
+    fn sets_meet() {
+        let both = |a, b| Cpus::listed(a).and(&Cpus::listed(b));
+        assert!(both("0-3", "4-7").is_none());
+        let met = both("0-3", "2-7").expect("CPUs in both");
+        assert_eq!(met.iter().collect::<Vec<_>>(), [2, 3]);
     }
 }

@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub(crate) mod affinity;
+pub(crate) mod cores;
 pub(crate) mod folio_sizes;
 pub(crate) mod linux;
 pub(crate) mod mmap;

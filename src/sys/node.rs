@@ -1,8 +1,12 @@
 //! Memory nodes: how many there are, and what lies where.
 
-use std::{fs, ops::RangeInclusive, ptr};
+use std::{fs, ptr};
 
-use super::{Once, affinity::Cpus, page_bytes};
+use super::{
+    Once,
+    affinity::{Cpus, ranges},
+    page_bytes,
+};
 use crate::range::PageRange;
 
 /// Pages of a batch that are asked about: enough for a majority, at 0.2 µs each.
@@ -78,31 +82,14 @@ pub(crate) fn stay_on(node: usize, allowed: &Cpus) {
     let path = format!("/sys/devices/system/node/node{node}/cpulist");
     let own = fs::read_to_string(path)
         .ok()
-        .and_then(|list| Cpus::of(ranges(&list).flatten()).and(allowed));
+        .and_then(|list| Cpus::listed(&list).and(allowed));
     // A refusal leaves the thread where it is allowed to be.
     let _ = own.as_ref().unwrap_or(allowed).bind();
-}
-
-/// The kernel's way to write a list of numbers: `0-3,8`.
-fn ranges(list: &str) -> impl Iterator<Item = RangeInclusive<usize>> {
-    list.trim().split(',').filter_map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.parse().ok()?..=last.parse().ok()?)
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_are_read() {
-        let numbers = |list| ranges(list).flatten().collect::<Vec<_>>();
-        assert_eq!(numbers("0\n"), [0]);
-        assert_eq!(numbers("0-2,5\n"), [0, 1, 2, 5]);
-        assert_eq!(numbers("\n"), [0; 0]);
-        assert_eq!(numbers("x-2,7,9-"), [7]);
-    }
 
     #[test]
     fn the_majority_decides_and_missing_pages_do_not_count() {

@@ -167,7 +167,7 @@ impl Pagemap {
         while end < FOLIO_PAGES as usize && flag(end)? & FLAG_TAIL != 0 {
             end += 1;
         }
-        let start = addr / page - (at - head);
+        let start = (addr / page).checked_sub(at - head)?;
         PageRange::new(start * page, (end - head) * page, page)
     }
 

@@ -7,7 +7,7 @@
 
 use super::Report;
 use crate::{
-    mapping::folios::Folios,
+    mapping::{Found, Mappings as _, folios::Folios},
     operation::{Advice, Operation},
     range::PageRange,
     report::Reason,
@@ -22,9 +22,13 @@ pub enum PartialFolios {
     /// It is left alone and reported as skipped.
     #[default]
     Leave,
-    /// It is discarded. Only for [`Operation::LazyFree`], which gives the
-    /// contents up anyway; left alone by the others.
+    /// It is discarded, which keeps the folio whole until the kernel needs its
+    /// memory. Only for [`Operation::LazyFree`], which gives the contents up
+    /// anyway; left alone by the others.
     Discard,
+    /// It is done like the rest, as by a plain call: the kernel splits the
+    /// folio, and nothing needs to be looked up before.
+    Split,
 }
 
 impl Operation {
@@ -44,25 +48,69 @@ pub(super) fn settle<K: Kernel>(
     folios: &Folios,
     report: &mut Report,
 ) -> Vec<PageRange> {
-    let mut inner = Vec::with_capacity(pages.len());
+    let discards = partial == PartialFolios::Discard && operation == Operation::LazyFree;
+    let mut inner = Vec::new();
     for range in pages {
-        let (parts, whole) = cut(*range, |edge, inside| folios.across(edge, inside));
-        inner.extend(whole);
-        for (part, folio_bytes) in parts.into_iter().flatten() {
-            let discards = partial == PartialFolios::Discard && operation == Operation::LazyFree;
-            if discards {
-                report.system_calls += 1;
-                if kernel.advise(part, Advice::DontNeed).is_ok() {
-                    report.bytes_done += part.len();
-                    report.discarded_bytes += part.len();
-                    continue;
-                }
+        let (mut parts, whole) = cut(*range, |edge, inside| folios.across(edge, inside));
+        if let Some(whole) = whole {
+            if inner.try_reserve(1).is_ok() {
+                inner.push(whole);
+            } else {
+                parts = [Some((whole, 0)), None]; // no memory to do better
             }
-            let reason = Reason::PartialFolio { folio_bytes };
-            report.problems.skip(part.start(), part.len(), reason);
+        }
+        for (part, folio_bytes) in parts.into_iter().flatten() {
+            if discards {
+                discard(kernel, part, folio_bytes, report);
+            } else {
+                let reason = Reason::PartialFolio { folio_bytes };
+                report.problems.skip(part.start(), part.len(), reason);
+            }
         }
     }
     inner
+}
+
+/// Discards a part of a folio, in those mappings that could be freed lazily.
+fn discard<K: Kernel>(kernel: &K, part: PageRange, folio_bytes: usize, report: &mut Report) {
+    let mut mappings = kernel.mappings();
+    let mut rest = Some(part);
+    while let Some(now) = rest {
+        let found = match mappings.at_or_after(now.start()) {
+            Found::Mapping(mapping) => Some(mapping),
+            Found::Nothing | Found::Unknown => None,
+        };
+        let Some((mapping, inside)) = found.and_then(|mapping| {
+            let inside = mapping.range.intersect(now)?;
+            Some((mapping, inside))
+        }) else {
+            report
+                .problems
+                .skip(now.start(), now.len(), Reason::Unmapped);
+            return;
+        };
+        let (hole, _) = now.split_at(inside.start());
+        if let Some(hole) = hole {
+            report
+                .problems
+                .skip(hole.start(), hole.len(), Reason::Unmapped);
+        }
+        rest = now.split_at(inside.end()).1;
+        let refused = Operation::LazyFree.refuses(&mapping).map(Reason::Kind);
+        let reason = refused.or_else(|| {
+            report.system_calls += 1;
+            // A refusal (locked memory) leaves it as it was.
+            let refusal = kernel.advise(inside, Advice::DontNeed).err();
+            refusal.map(|_| Reason::PartialFolio { folio_bytes })
+        });
+        match reason {
+            Some(reason) => report.problems.skip(inside.start(), inside.len(), reason),
+            None => {
+                report.bytes_done += inside.len();
+                report.discarded_bytes += inside.len();
+            }
+        }
+    }
 }
 
 /// A part of a range at one of its edges, and the size of its folio.

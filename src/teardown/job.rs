@@ -184,10 +184,13 @@ impl<K: Kernel + Send + 'static> Job<K> {
         drop(caller); // waits for the helpers
         let tally = std::mem::take(&mut *job.tally());
         report.helpers_refused = report.helpers_refused.or(refused);
-        report.max_active = job.max_active.get();
         tally.add_to(report);
         // A helper that comes late may still look at its own.
-        job.tuner.get().map(|tuner| lock(tuner).clone())
+        let tuner = job.tuner.get().map(|tuner| lock(tuner).clone());
+        report.max_active = tuner
+            .as_ref()
+            .map_or_else(|| job.max_active.get(), Tuner::settled);
+        tuner
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -203,7 +206,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
     }
 
     /// Does a batch, and lets the tuner know how it went.
-    fn execute(&self, batch: &Batch, part: &mut Tally) {
+    fn execute(&self, batch: &Batch, by_helper: bool, part: &mut Tally) {
         let Some(tuner) = self
             .tuner
             .get()
@@ -217,7 +220,10 @@ impl<K: Kernel + Send + 'static> Job<K> {
         execute::batch(&self.kernel, self.operation, batch, &self.hidden, part);
         let took = began.elapsed();
         let steady = busy == self.active.load(Ordering::Relaxed);
-        let width = lock(tuner).sample(batch.bytes(), took, steady.then_some(busy));
+        let busy = steady.then_some(busy);
+        let mut tuner = lock(tuner);
+        let width = tuner.sample(batch.bytes(), took, busy, by_helper);
+        // Under the lock: of two answers the later one stays.
         self.max_active.set(width);
     }
 
@@ -252,7 +258,7 @@ impl<K: Kernel + Send + 'static> Job<K> {
                     .skip(range.start(), range.len(), Reason::Cancelled);
             }
         } else {
-            self.execute(batch, &mut part);
+            self.execute(batch, cpu_since.is_some(), &mut part);
         }
         if let Some(since) = cpu_since {
             part.steals = 1;
@@ -382,7 +388,7 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
                     && alone
                     && self.helped
                 {
-                    lock(tuner).sample(batch.bytes(), took, Some(1));
+                    lock(tuner).sample(batch.bytes(), took, Some(1), false);
                 }
             }
         }

@@ -3,6 +3,7 @@
 mod edges;
 mod execute;
 mod job;
+mod no_collapse;
 mod shelves;
 mod unmap;
 
@@ -12,8 +13,8 @@ use crate::{
     crew::{Lender, MaxActive, OwnThreads, recent_max_active},
     error::Error,
     gather::{Gather, Planned, Rules},
-    mapping::{self, Found, Kind, Mappings, folios::Folios},
-    operation::{Advice, Operation},
+    mapping::{self, Mappings, folios::Folios},
+    operation::Operation,
     owned::{Bytes, OwnedMap},
     pace,
     range::{self, BadRange, PageRange},
@@ -63,7 +64,7 @@ pub struct Teardown<'a> {
     partial_folios: PartialFolios,
     no_collapse: bool,
     /// Whose threads help, if not ours.
-    lender: Option<&'a dyn Lender>,
+    lender: Option<Box<dyn Lender + 'a>>,
 }
 
 impl<'a> Teardown<'a> {
@@ -114,10 +115,15 @@ impl<'a> Teardown<'a> {
     /// [`PageOut`](Operation::PageOut) or [`Cold`](Operation::Cold) would split
     /// it. The other operations take what they are given.
     ///
-    /// Huge pages of 2 MiB are found by PAGEMAP_SCAN (Linux 6.7). Smaller
-    /// folios are known only to root (/proc/kpageflags); for others every edge
-    /// that is not at a multiple of the largest size switched on counts as
-    /// being inside of one.
+    /// Huge pages of 2 MiB are found by PAGEMAP_SCAN (Linux 6.7); before, and
+    /// for smaller folios on any kernel, only root can tell (/proc/kpageflags).
+    /// For others every edge that is not at a multiple of the largest size
+    /// switched on counts as being inside of one: where huge pages are switched
+    /// on, a program without privileges that frees small ranges lazily on an
+    /// old kernel wants [`PartialFolios::Split`].
+    ///
+    /// Not seen are folios that mremap(2) has moved to another alignment, and
+    /// those made before their size was switched off.
     pub fn partial_folios(mut self, choice: PartialFolios) -> Self {
         self.partial_folios = choice;
         self
@@ -127,9 +133,9 @@ impl<'a> Teardown<'a> {
     ///
     /// It collapses what is left of a huge page into a new one, and the memory
     /// given back is taken again, within seconds where it is set to be quick.
-    /// With this the mappings are told to have no huge pages from now on
-    /// (`MADV_NOHUGEPAGE`), between the first and the last byte of the job,
-    /// gaps included. Not for [`Operation::Unmap`].
+    /// With this the ranges are told to have no huge pages from now on
+    /// (`MADV_NOHUGEPAGE`), together with gaps of less than a huge page between
+    /// them, before anything else is done. Not for [`Operation::Unmap`].
     pub fn no_collapse(mut self, wanted: bool) -> Self {
         self.no_collapse = wanted;
         self
@@ -139,11 +145,12 @@ impl<'a> Teardown<'a> {
     /// library's. They keep their priority and their CPUs.
     ///
     /// The caller works as always and waits only for batches that a thread of
-    /// the pool has taken: a pool that is busy, or that has no threads (a
-    /// forked child's), delays nothing.
+    /// the pool has taken, so that a busy pool delays nothing. In the child of
+    /// a fork, where the pool has no threads, a job made before the fork does
+    /// without it; do not name a pool that did not survive a fork.
     #[cfg(feature = "rayon")]
     pub fn pool(mut self, pool: &'a rayon_core::ThreadPool) -> Self {
-        self.lender = Some(pool);
+        self.lender = Some(Box::new(crate::crew::Borrowed::new(pool)));
         self
     }
 
@@ -292,9 +299,20 @@ impl<'a> Teardown<'a> {
     }
 
     fn run_pages(&mut self, pages: &[PageRange], report: &mut Report) {
-        if self.operation.splits_folios()
-            && let Some(folios) = Folios::around(pages)
-        {
+        if self.cancel.is_cancelled() {
+            for range in pages {
+                report
+                    .problems
+                    .skip(range.start(), range.len(), Reason::Cancelled);
+            }
+            return;
+        }
+        if self.no_collapse && self.operation != Operation::Unmap {
+            // First: khugepaged can be quicker than a long job.
+            no_collapse::tell(&Linux::plain(), pages, report);
+        }
+        let settles = self.operation.splits_folios() && self.partial_folios != PartialFolios::Split;
+        if settles && let Some(folios) = Folios::around(pages) {
             let (kernel, operation) = (Linux::plain(), self.operation);
             let whole = edges::settle(
                 &kernel,
@@ -308,21 +326,10 @@ impl<'a> Teardown<'a> {
         } else {
             self.run_whole(pages, report);
         }
-        if self.no_collapse && self.operation != Operation::Unmap {
-            keep_small(&Linux::plain(), pages, report);
-        }
     }
 
     fn run_whole(&mut self, pages: &[PageRange], report: &mut Report) {
         let total = total(pages);
-        if self.cancel.is_cancelled() {
-            for range in pages {
-                report
-                    .problems
-                    .skip(range.start(), range.len(), Reason::Cancelled);
-            }
-            return;
-        }
         let (done_before, left_before) = (report.bytes_done, report.problems.left_bytes());
         match *pages {
             [] => return,
@@ -431,7 +438,7 @@ impl<'a> Teardown<'a> {
             operation,
             width,
             cancel: self.cancel.clone(),
-            lender: self.lender.unwrap_or(&OwnThreads),
+            lender: self.lender.as_deref().unwrap_or(&OwnThreads),
         };
         let tuner = job::Job::run(kernel, orders, &mut plan, progress, report);
         if let Some(tuner) = tuner {
@@ -502,36 +509,6 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> job::Plan for Paced<R, M> {
             self.gather.set_batch_bytes(step.batch_bytes);
         }
         step.helped || (self.fixed && width > 1)
-    }
-}
-
-/// Tells khugepaged to keep off the mappings of a job.
-fn keep_small<K: Kernel>(kernel: &K, pages: &[PageRange], report: &mut Report) {
-    let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
-        return;
-    };
-    let mut rest = PageRange::between(first.start(), last.end());
-    let mut mappings = kernel.mappings();
-    while let Some(now) = rest {
-        let Found::Mapping(mapping) = mappings.at_or_after(now.start()) else {
-            break;
-        };
-        let Some(part) = mapping.range.intersect(now) else {
-            break;
-        };
-        if matches!(mapping.kind, Kind::Anonymous | Kind::Heap | Kind::Shared) {
-            report.system_calls += 1;
-            match kernel.advise(part, Advice::NoHugePage) {
-                // EINVAL: a kernel without huge pages.
-                Ok(()) | Err(EINVAL) => {}
-                Err(errno) => {
-                    let advice = "huge pages may come back there";
-                    let error = Error::new(report.operation, Some(part), 0, errno, advice);
-                    report.problems.fail(error, 0);
-                }
-            }
-        }
-        rest = now.split_at(part.end()).1;
     }
 }
 

@@ -42,7 +42,9 @@ pub type Named = (&'static str, fn());
 /// Names functions for [`main`].
 #[macro_export]
 macro_rules! named {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as fn())),*] };
+    ($($(#[$attribute:meta])* $name:ident),* $(,)?) => {
+        &[$($(#[$attribute])* (stringify!($name), $name as fn())),*]
+    };
 }
 
 /// Runs the tests that the command line selects, or plays a role.

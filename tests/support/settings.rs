@@ -58,10 +58,27 @@ impl HalfCpu {
     pub fn door(&self) -> PathBuf {
         self.0.join("cgroup.procs")
     }
+
+    /// That of a group inside, without a limit of its own.
+    pub fn inner_door(&self) -> io::Result<PathBuf> {
+        let inner = self.0.join(INNER);
+        fs::create_dir(&inner)?;
+        Ok(inner.join("cgroup.procs"))
+    }
 }
+
+const INNER: &str = "inner";
 
 impl Drop for HalfCpu {
     fn drop(&mut self) {
+        for _ in 0..100 {
+            match fs::remove_dir(self.0.join(INNER)) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                _ => break, // what is left of it keeps the outer one
+            }
+        }
         // A process that has just ended can hold a group for a moment.
         for _ in 0..100 {
             match fs::remove_dir(&self.0) {

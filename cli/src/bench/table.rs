@@ -114,7 +114,10 @@ pub fn machine(outcome: &Outcome) -> String {
         machine.thp
     );
     if let Some(share) = outcome.stolen_share.filter(|share| *share > 0.0) {
-        text += &format!(", {:.1} % of the CPU time stolen by the host", share * 100.0);
+        text += &format!(
+            ", {:.1} % of the CPU time stolen by the host",
+            share * 100.0
+        );
     }
     text
 }

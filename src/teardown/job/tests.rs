@@ -257,6 +257,27 @@ fn with_one_node_nobody_asks_where_pages_are() {
     assert_eq!(nodes.questions.load(Ordering::Relaxed), 0);
 }
 
+/// Threads at the caller's own priority: where the CPUs are busy with other
+/// tests, those of the library stand back for so long that they rightly count
+/// as no use.
+struct Equals;
+
+impl Lender for Equals {
+    fn post(&self, work: &Arc<dyn Work>, seats: usize) -> Result<(), Errno> {
+        for _ in 0..seats {
+            let work = Arc::clone(work);
+            thread::spawn(move || work.help());
+        }
+        Ok(())
+    }
+
+    fn withdraw(&self, _: &Arc<dyn Work>) {}
+
+    fn binds(&self) -> bool {
+        false
+    }
+}
+
 /// Runs batches of 1 ms for each thread that is in the kernel with others.
 fn tuned(penalty: Duration) -> (Report, Tuner) {
     let inside = AtomicUsize::new(0);
@@ -271,7 +292,10 @@ fn tuned(penalty: Duration) -> (Report, Tuner) {
     let mut report = Report::new(Operation::Discard);
     let tuner = Job::run(
         kernel,
-        orders(Width::Found(Box::new(|| Tuner::new(2, 2)))),
+        Orders {
+            lender: &Equals,
+            ..orders(Width::Found(Box::new(|| Tuner::new(2, 2))))
+        },
         &mut Wide(batches(300).into_iter()),
         &mut |_| {},
         &mut report,
@@ -301,7 +325,7 @@ mod pool {
         Job::run(
             kernel(count, &watch, nap),
             Orders {
-                lender: pool,
+                lender: &crate::crew::Borrowed::new(pool),
                 ..orders(Width::Set(MaxActive::new(3)))
             },
             &mut Wide(batches(count).into_iter()),
