@@ -6,7 +6,7 @@
 //! it never happens.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::{fs, thread};
 
 use anyhow::{Context, Result, anyhow};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -99,7 +99,12 @@ fn listen() -> Result<()> {
 }
 
 fn start_listening() -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT])
+    // What nohup and its like have switched off stays off.
+    let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let wanted = [SIGINT, SIGTERM, SIGHUP, SIGQUIT]
+        .into_iter()
+        .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    let mut signals = Signals::new(wanted)
         .context("cannot take signals, so what is changed could not be restored")?;
     thread::Builder::new()
         .name("signals".into())
@@ -117,9 +122,25 @@ fn start_listening() -> Result<()> {
     Ok(())
 }
 
+/// The signals that this process ignores, by its status; signal 1 is bit 0.
+fn ignored(status: &str) -> u64 {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ignored_signals_are_read() {
+        let mask = ignored("SigBlk:\t0000000000000004\nSigIgn:\t0000000000000001\n");
+        assert_eq!(mask, 1 << (SIGHUP - 1));
+        assert_eq!(ignored(""), 0);
+    }
     use anyhow::bail;
     use std::sync::Arc;
 

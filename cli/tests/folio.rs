@@ -45,6 +45,8 @@ fn rows_name_folio_operation_and_splits() {
             for key in ["folio_bytes", "operation"] {
                 assert_eq!(row[key], set[0][key]);
             }
+            // Whole folios go in, and nothing else on the machine is busy.
+            assert_eq!(row["splits"], 0, "{row}");
             let counters = &row["split_counters"];
             let count = |key: &str| counters[key].as_u64().expect(key);
             assert_eq!(
@@ -92,7 +94,7 @@ fn people_see_the_published_folios() {
 fn signals_put_the_switches_back() {
     harness::needs_root();
     let before = Switches::remember();
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         let status = interrupted(&["folio", "--size", "64M"], signal, || !before.same());
         assert_eq!(status.signal(), Some(signal), "{status}");
         assert!(before.same(), "after signal {signal}: {:?}", switches());

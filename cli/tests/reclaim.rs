@@ -66,7 +66,7 @@ fn signals_leave_no_swap_behind() {
         harness::skip("needs zram");
     }
     let before = Devices::remember();
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         let swapping = || devices().iter().filter(|one| one.starts_with('/')).count();
         let count = swapping();
         let status = interrupted(&["pageout", "--zram", "--size", "512M"], signal, || {

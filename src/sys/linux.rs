@@ -104,8 +104,8 @@ impl Kernel for Linux {
         node::count()
     }
 
-    fn node_of(&self, range: PageRange) -> Option<usize> {
-        node::of(range)
+    fn node_of(&self, ranges: &[PageRange]) -> Option<usize> {
+        node::of(ranges)
     }
 
     fn node_here(&self) -> usize {

@@ -57,9 +57,9 @@ pub(crate) trait Kernel: Sync {
     /// How many memory nodes there are; with one, nobody asks for more.
     fn nodes(&self) -> usize;
 
-    /// The node on which a few sampled pages of a range mostly are, below
+    /// The node on which a few sampled pages of some ranges mostly are, below
     /// [`nodes`](Self::nodes); `None` if there are none or nobody can tell.
-    fn node_of(&self, range: PageRange) -> Option<usize>;
+    fn node_of(&self, ranges: &[PageRange]) -> Option<usize>;
 
     /// The node of the CPU on which this thread runs.
     fn node_here(&self) -> usize;

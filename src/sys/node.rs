@@ -26,11 +26,14 @@ pub(crate) fn count() -> usize {
 /// The kernel's own limit (`CONFIG_NODES_SHIFT` of 10).
 const NODES_MAX: usize = 1024;
 
-/// The node of most of a few pages spread over `range`.
-pub(crate) fn of(range: PageRange) -> Option<usize> {
+/// The node of most of a few pages spread over `ranges`, and over each of them
+/// if they are few.
+pub(crate) fn of(ranges: &[PageRange]) -> Option<usize> {
     let page = page_bytes();
-    let pages: [usize; SAMPLES] = std::array::from_fn(|index| {
-        let offset = range.len() / SAMPLES * index;
+    let last = ranges.len().checked_sub(1)?;
+    let pages: [usize; SAMPLES] = std::array::from_fn(|sample| {
+        let range = ranges[last * sample / (SAMPLES - 1)];
+        let offset = range.len() / SAMPLES * sample;
         range.start() + offset / page * page
     });
     let mut status = [-1_i32; SAMPLES];
@@ -103,7 +106,8 @@ mod tests {
         assert!(here() < count().max(here() + 1));
         let mut map = crate::Map::options().map(1 << 20).expect("memory");
         map.fill(1);
-        let node = of(map.pages()).expect("a page has a node");
+        assert_eq!(of(&[]), None);
+        let node = of(&[map.pages()]).expect("a page has a node");
         assert!(node < count(), "{node}");
     }
 }

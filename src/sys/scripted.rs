@@ -211,9 +211,9 @@ impl Kernel for Scripted {
         self.nodes.count.max(1)
     }
 
-    fn node_of(&self, range: PageRange) -> Option<usize> {
+    fn node_of(&self, ranges: &[PageRange]) -> Option<usize> {
         self.nodes.questions.fetch_add(1, Ordering::Relaxed);
-        self.nodes.node_at.map(|node_at| node_at(range.start()))
+        self.nodes.node_at.map(|node_at| node_at(ranges[0].start()))
     }
 
     fn node_here(&self) -> usize {

@@ -32,12 +32,6 @@ const READY_PER_THREAD: usize = 4;
 /// And at most: crossbeam's deque holds this many without growing.
 const READY_MAX: usize = 63;
 
-/// Where there are several nodes, the plan runs ahead of the work: memory is
-/// often a node's for gigabytes on end, and only what lies ready can be chosen
-/// from. Vectors are 16 KiB each.
-const READY_SPANS_OF_NODES: usize = 4096;
-const READY_VECTORS_OF_NODES: usize = 256;
-
 /// Stops a job between two batches, from any thread.
 ///
 /// ```
@@ -355,23 +349,12 @@ struct Caller<'a, K: Kernel + Send + 'static> {
 impl<K: Kernel + Send + 'static> Caller<'_, K> {
     fn drain(&mut self, plan: &mut impl Plan, progress: &mut dyn FnMut(usize)) {
         let mut planned_all = false;
-        let mut vectors = false;
         while !planned_all || !self.shelves.is_empty() {
-            let ready = self.ready(vectors);
-            while !planned_all && self.shelves.len() < ready {
-                match plan.next() {
-                    Some(Planned::Batch(batch)) => {
-                        vectors = matches!(batch, Batch::Vector(_));
-                        self.shelve(batch);
-                    }
-                    Some(Planned::Skip(range, reason)) => {
-                        self.job
-                            .tally()
-                            .problems
-                            .skip(range.start(), range.len(), reason);
-                    }
-                    None => planned_all = true,
-                }
+            let ready = self.ready();
+            while !planned_all
+                && (self.shelves.len() < ready || (self.helped && self.shelves.lack()))
+            {
+                planned_all = !self.step(plan);
             }
             self.recruit();
             if let Some(batch) = self.shelves.pop(self.job.home) {
@@ -412,26 +395,34 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
         false
     }
 
+    /// Takes a step of the plan; answers whether there was one.
+    fn step(&self, plan: &mut impl Plan) -> bool {
+        match plan.next() {
+            Some(Planned::Batch(batch)) => self.shelve(batch),
+            Some(Planned::Skip(range, reason)) => {
+                let mut tally = self.job.tally();
+                tally.problems.skip(range.start(), range.len(), reason);
+            }
+            None => return false,
+        }
+        true
+    }
+
     /// How many batches should lie ready.
-    fn ready(&self, vectors: bool) -> usize {
-        if !self.helped {
-            1 // what is planned later is planned better
-        } else if self.job.nodes == 1 {
+    fn ready(&self) -> usize {
+        if self.helped {
             (self.job.max_active.get() * READY_PER_THREAD).min(READY_MAX)
-        } else if vectors {
-            READY_VECTORS_OF_NODES
         } else {
-            READY_SPANS_OF_NODES
+            1 // what is planned later is planned better
         }
     }
 
     fn shelve(&self, batch: Batch) {
-        let node = match batch.ranges() {
-            [first, ..] if self.job.nodes > 1 => self.job.kernel.node_of(*first),
-            _ => None,
-        };
+        let kernel = &self.job.kernel;
+        let node = (self.job.nodes > 1).then(|| kernel.node_of(batch.ranges()));
         self.job.unfinished.fetch_add(1, Ordering::Relaxed);
-        self.shelves.push(node.unwrap_or(self.job.home), batch);
+        let node = node.flatten().unwrap_or(self.job.home);
+        self.shelves.push(node, batch);
     }
 
     /// Offers seats for what lies ready, up to `max_active` and one thread for

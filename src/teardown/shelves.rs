@@ -4,6 +4,15 @@ use crossbeam_deque::{Steal, Stealer, Worker};
 
 use crate::gather::Batch;
 
+/// Where there are several nodes, the plan runs ahead of the work until each
+/// has this many batches, so that its threads need none of the others': memory is often a node's for gigabytes on end, and only what
+/// lies ready can be chosen from.
+const READY_PER_NODE: usize = 16;
+
+/// But not further than this: what is planned later is planned better, and
+/// vectors are 16 KiB each.
+const AHEAD_MAX: usize = 1024;
+
 /// The caller's side: it alone puts batches in.
 pub(super) struct Shelves(Vec<Worker<Batch>>);
 
@@ -25,6 +34,13 @@ impl Shelves {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(Worker::is_empty)
+    }
+
+    /// Whether one of several nodes has too little, and more should be planned.
+    pub(super) fn lack(&self) -> bool {
+        self.0.len() > 1
+            && self.len() < AHEAD_MAX
+            && self.0.iter().any(|node| node.len() < READY_PER_NODE)
     }
 
     pub(super) fn push(&self, node: usize, batch: Batch) {
