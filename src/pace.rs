@@ -21,7 +21,7 @@ const TELLING: Duration = Duration::from_micros(150);
 const BATCH_BYTES_MIN: usize = 2 << 20;
 
 /// By how much a batch grows after one that said little.
-const GROWTH: usize = 4;
+const GROWTH: usize = 16;
 
 /// A batch ends in a TLB flush that interrupts every CPU on which a thread of
 /// the process runs: up to 45 µs in a virtual machine. Shorter batches would

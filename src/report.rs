@@ -121,8 +121,9 @@ pub struct Report {
     /// Bytes, among those worked on, of shared memory and files. Unmapping such
     /// pages is parallel, but the kernel frees the pages of one file one after
     /// the other, whatever is called and by however many threads: when the last
-    /// mapping and descriptor go, or in a [`Operation::Punch`]. Not counted for
-    /// jobs that go straight to the kernel.
+    /// mapping and descriptor go, or in a [`Operation::Punch`]. Not counted is
+    /// what went straight to the kernel: small jobs, and the first batches of
+    /// others.
     pub shared_bytes: usize,
     /// Batches that the job was cut into.
     pub batches: usize,

@@ -79,6 +79,8 @@ pub(super) struct Orders<'a> {
     pub(super) width: Width,
     pub(super) cancel: Cancel,
     pub(super) lender: &'a dyn Lender,
+    /// A batch that the caller did before, and what it took.
+    pub(super) telling: Option<(usize, Duration)>,
 }
 
 /// What helpers and caller share. The protocol is in crew/README.md.
@@ -173,6 +175,9 @@ impl<K: Kernel + Send + 'static> Job<K> {
             asked: false,
             helped: false,
         };
+        if let Some((bytes, took)) = orders.telling {
+            caller.learn(plan, bytes, took);
+        }
         caller.drain(plan, progress);
         let refused = caller.refused;
         drop(caller); // waits for the helpers
@@ -364,16 +369,21 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
                 // The callback may change the width: the next step knows.
                 let done_bytes = self.job.tally().done_bytes; // unlocked again
                 progress(done_bytes);
-                let alone = !self.helped;
-                self.helped = self.pace(plan, batch.bytes(), took);
-                self.job.helped.store(self.helped, Ordering::Relaxed);
-                if let Some(tuner) = self.job.tuner.get()
-                    && alone
-                    && self.helped
-                {
-                    lock(tuner).sample(batch.bytes(), took, Some(1), false);
-                }
+                self.learn(plan, batch.bytes(), took);
             }
+        }
+    }
+
+    /// What a batch of the caller's says about the rest of the job.
+    fn learn(&mut self, plan: &mut impl Plan, bytes: usize, took: Duration) {
+        let alone = !self.helped;
+        self.helped = self.pace(plan, bytes, took);
+        self.job.helped.store(self.helped, Ordering::Relaxed);
+        if let Some(tuner) = self.job.tuner.get()
+            && alone
+            && self.helped
+        {
+            lock(tuner).sample(bytes, took, Some(1), false);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The main job: a builder, a run, a [`Report`].
 
+mod ahead;
 mod edges;
 mod execute;
 mod job;
@@ -22,6 +23,7 @@ use crate::{
     sys::{self, EINVAL, Kernel, linux::Linux, thread},
     tune,
 };
+use ahead::Ahead;
 pub use edges::PartialFolios;
 pub use job::Cancel;
 use job::{Orders, Width};
@@ -409,42 +411,63 @@ impl<'a> Teardown<'a> {
         report: &mut Report,
     ) {
         let total = total(pages);
+        let cpu = thread::cpu_time();
         let vectors = kernel.has_vectors();
         let width = self.width(operation, total, pages.len(), vectors);
-        let most = match &width {
-            Width::Set(max_active) => max_active.get(),
-            Width::Found(_) if vectors && pages.len() > 1 => recent_max_active(),
-            Width::Found(_) => 1, // of no consequence: no vectors
-        };
-        let first_bytes = self.batch_bytes.unwrap_or(pace::FIRST_BYTES);
-        let rules = Rules::for_job(operation, total, pages.len(), most, vectors)
-            .with_batch_bytes(first_bytes);
-        let mut plan = Paced {
-            gather: Gather::new(pages.iter().copied(), kernel.mappings(), rules),
-            left_bytes: total,
-            fixed: self.batch_bytes.is_some(),
-        };
-        let mut silent = |_| {};
-        let mut told;
-        let progress: &mut dyn FnMut(usize) = match &mut self.progress {
-            Some(callback) => {
-                told = |done| callback(Progress::of(done, total));
-                &mut told
+        let mut callback = self.progress.as_mut();
+        let mut progress = |done: usize| {
+            if let Some(callback) = &mut callback {
+                callback(Progress::of(done, total));
             }
-            None => &mut silent,
         };
-        let cpu = thread::cpu_time();
-        let orders = Orders {
-            operation,
-            width,
-            cancel: self.cancel.clone(),
-            lender: self.lender.as_deref().unwrap_or(&OwnThreads),
+        let may_have = || match &width {
+            Width::Set(max_active) => max_active.get(),
+            Width::Found(_) => 2, // found when it turns out to matter
         };
-        let tuner = job::Job::run(kernel, orders, &mut plan, progress, report);
-        if let Some(tuner) = tuner {
-            tune::remember(operation, tuner);
+        let alone = match *pages {
+            [only] if self.batch_bytes.is_none() => Some(only),
+            _ => None,
+        };
+        let ahead = alone.map_or_else(Ahead::none, |only| {
+            let cancel = &self.cancel;
+            Ahead::go(
+                &kernel,
+                operation,
+                only,
+                may_have,
+                cancel,
+                &mut progress,
+                report,
+            )
+        });
+        let rest = alone.map_or(pages, |_| ahead.rest.as_slice());
+        if !rest.is_empty() {
+            let most = match &width {
+                Width::Set(max_active) => max_active.get(),
+                Width::Found(_) if vectors && pages.len() > 1 => recent_max_active(),
+                Width::Found(_) => 1, // of no consequence: no vectors
+            };
+            let rules = Rules::for_job(operation, total, pages.len(), most, vectors)
+                .with_batch_bytes(self.batch_bytes.unwrap_or(ahead.batch_bytes));
+            let mut plan = Paced {
+                gather: Gather::new(rest.iter().copied(), kernel.mappings(), rules),
+                left_bytes: total - ahead.done_bytes,
+                fixed: self.batch_bytes.is_some(),
+            };
+            let orders = Orders {
+                operation,
+                width,
+                cancel: self.cancel.clone(),
+                lender: self.lender.as_deref().unwrap_or(&OwnThreads),
+                telling: ahead.telling,
+            };
+            let mut progress = |done| progress(ahead.done_bytes + done);
+            let tuner = job::Job::run(kernel, orders, &mut plan, &mut progress, report);
+            if let Some(tuner) = tuner {
+                tune::remember(operation, tuner);
+            }
+            report.shared_bytes += plan.gather.shared_bytes();
         }
-        report.shared_bytes += plan.gather.shared_bytes();
         report.caller_cpu += thread::cpu_time().saturating_sub(cpu);
     }
 

@@ -86,6 +86,7 @@ fn orders(width: Width) -> Orders<'static> {
         width,
         cancel: Cancel::default(),
         lender: &OwnThreads,
+        telling: None,
     }
 }
 
