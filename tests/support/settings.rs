@@ -1,6 +1,10 @@
 //! Settings of the whole system, put back when the test is over.
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// A file of /proc or /sys with another value for a while.
 pub struct Setting {
@@ -90,5 +94,59 @@ impl Drop for HalfCpu {
             }
         }
         eprintln!("{} is left: busy", self.0.display());
+    }
+}
+
+/// Swap in compressed memory, removed at the end.
+pub struct Swap {
+    number: String,
+    on: bool,
+}
+
+const ZRAM: &str = "/sys/class/zram-control";
+
+impl Swap {
+    pub fn make(bytes: usize) -> io::Result<Self> {
+        if !Path::new(ZRAM).exists() {
+            let _ = Command::new("modprobe").arg("zram").status();
+        }
+        // Reading this file is what makes a device.
+        let number = fs::read_to_string(format!("{ZRAM}/hot_add"))?;
+        let mut swap = Self {
+            number: number.trim().to_owned(),
+            on: false,
+        };
+        let size = format!("/sys/block/zram{}/disksize", swap.number);
+        fs::write(size, bytes.to_string())?;
+        swap.call("mkswap")?;
+        swap.call("swapon")?;
+        swap.on = true;
+        Ok(swap)
+    }
+
+    fn call(&self, program: &str) -> io::Result<()> {
+        let device = format!("/dev/zram{}", self.number);
+        let answer = Command::new(program).arg(device).output()?;
+        if answer.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&answer.stderr);
+        Err(io::Error::other(format!("{program}: {words}")))
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        // Whoever looks at a new device, as udev does, holds it for a moment.
+        for _ in 0..100 {
+            if self.on && self.call("swapoff").is_ok() {
+                self.on = false;
+            }
+            if !self.on && fs::write(format!("{ZRAM}/hot_remove"), &self.number).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        eprintln!("/dev/zram{} is left", self.number);
     }
 }
