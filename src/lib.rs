@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
+mod alloc;
 mod crew;
 mod doctor;
 mod error;
 pub mod exit;
 pub mod gather;
+pub mod lazy;
 mod map;
 pub mod mapping;
 mod operation;
@@ -17,6 +19,7 @@ mod sys;
 mod teardown;
 mod tune;
 
+pub use alloc::{Alloc, LARGE_BYTES};
 pub use crew::{MaxActive, default_max_active, physical_cores};
 pub use doctor::{Capabilities, Capability, capabilities};
 pub use error::{Errno, Error, Result};

@@ -56,6 +56,37 @@ impl Region {
         self.range
     }
 
+    /// The pages, for an owner who knows them by address.
+    pub(crate) fn leak(self) -> PageRange {
+        let range = self.range;
+        std::mem::forget(self);
+        range
+    }
+
+    /// Pages that were leaked, or other private anonymous ones.
+    ///
+    /// # Safety
+    /// They must be mapped, and nobody's.
+    pub(crate) unsafe fn adopt(range: PageRange) -> Self {
+        Self { range }
+    }
+
+    /// Changes the length, perhaps at another place; what is added reads zero.
+    pub(crate) fn resize(self, len: usize) -> Result<Self, (Self, Errno)> {
+        let old = self.range;
+        // SAFETY: the region owns the old pages, and the kernel finds a place
+        // for the new ones where nothing is.
+        let addr =
+            unsafe { libc::mremap(old.start() as *mut _, old.len(), len, libc::MREMAP_MAYMOVE) };
+        match PageRange::new(addr.addr(), len, page_bytes()) {
+            Some(range) if addr != libc::MAP_FAILED => {
+                std::mem::forget(self);
+                Ok(Self { range })
+            }
+            _ => Err((self, last_errno())),
+        }
+    }
+
     /// Unmaps the region and says how that went. If it is refused, the region
     /// stays mapped for good.
     #[inline]

@@ -135,6 +135,16 @@ pub(crate) fn page_bytes() -> usize {
     })
 }
 
+/// Memory of the machine, in bytes.
+pub(crate) fn memory_bytes() -> usize {
+    static BYTES: Once = Once::new();
+    BYTES.get(|| {
+        // SAFETY: as above.
+        let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+        usize::try_from(pages).map_or(1 << 30, |pages| pages.saturating_mul(page_bytes()))
+    })
+}
+
 pub(crate) const EPERM: Errno = Errno(libc::EPERM);
 pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
 pub(crate) const EACCES: Errno = Errno(libc::EACCES);

@@ -5,7 +5,7 @@
 //! provoked by a program that never needs it.
 
 use super::{
-    EBADF, EINVAL, ENOSYS, EPERM, Once, last_errno,
+    EBADF, EINVAL, ENOMEM, ENOSYS, EPERM, Once, last_errno,
     linux::{self, PIDFD_SELF_THREAD, Pidfd},
     mmap::Region,
     page_bytes, procmap,
@@ -112,6 +112,52 @@ pub(crate) fn advice(advice: Advice) -> Result<(), Errno> {
     // SAFETY: the byte lies in the region that was just mapped.
     unsafe { (region.range().start() as *mut u8).write_volatile(1) };
     linux::advise(region.range(), advice)
+}
+
+/// What lazy freeing does here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Laziness {
+    /// The page stays until its memory is needed.
+    Lazy,
+    /// The page is gone at once (before Linux 4.12 where there is no swap).
+    Eager,
+    /// Refused (before Linux 4.5, or in a sandbox).
+    Refused,
+}
+
+/// Whether lazy freeing is lazy.
+pub(crate) fn laziness() -> Laziness {
+    static ANSWER: Once = Once::new();
+    let found = ANSWER.get_if_sure(|| {
+        let found = find_laziness();
+        // A shortage of memory says nothing about the kernel.
+        let sure = !matches!(found, Err(errno) if errno == ENOMEM);
+        let number = match found {
+            Ok(Laziness::Lazy) => 0,
+            Ok(Laziness::Eager) => 1,
+            Ok(Laziness::Refused) | Err(_) => 2,
+        };
+        (number, sure)
+    });
+    match found {
+        0 => Laziness::Lazy,
+        1 => Laziness::Eager,
+        _ => Laziness::Refused,
+    }
+}
+
+fn find_laziness() -> Result<Laziness, Errno> {
+    let region = Region::map(page_bytes())?;
+    let byte = region.range().start() as *mut u8;
+    // SAFETY: the byte lies in the region that was just mapped.
+    unsafe { byte.write_volatile(1) };
+    match linux::advise(region.range(), Advice::Free) {
+        // SAFETY: as above; reading does not keep a lazily freed page.
+        Ok(()) if unsafe { byte.read_volatile() } == 1 => Ok(Laziness::Lazy),
+        Ok(()) => Ok(Laziness::Eager),
+        Err(ENOMEM) => Err(ENOMEM),
+        Err(_) => Ok(Laziness::Refused),
+    }
 }
 
 /// Whether process_mrelease(2) exists (Linux 5.15).

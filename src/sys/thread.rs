@@ -68,6 +68,18 @@ pub(crate) fn stand_back() {
     }
 }
 
+/// Time since some moment in the past, in microseconds; never goes back.
+pub(crate) fn monotonic_micros() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let (seconds, nanos) = (now.tv_sec as u64, now.tv_nsec as u64);
+    seconds * 1_000_000 + nanos / 1000
+}
+
 /// CPU time of the calling thread so far.
 pub(crate) fn cpu_time() -> Duration {
     let mut now = libc::timespec {

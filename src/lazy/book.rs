@@ -1,0 +1,436 @@
+//! Which runs of pages are free, in which state, and since when.
+//!
+//! Pure, and without allocation: an allocator uses it, so it keeps its notes in
+//! slots that it is given, and never in the free pages, which must stay clean.
+
+use crate::range::PageRange;
+
+/// What is in a free run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// What its last owner left; in memory, and perhaps in the CPU's caches.
+    Hot,
+    /// The same, or zeros where the kernel has taken a page.
+    Lazy,
+    /// Zeros, and no memory behind them.
+    Clean,
+}
+
+pub(super) const STATES: [State; 3] = [State::Hot, State::Lazy, State::Clean];
+
+/// Place for what is known of one run.
+#[derive(Clone, Copy)]
+pub(super) struct Slot {
+    start: usize,
+    len: usize,
+    since: u64,
+    older: u32,
+    newer: u32,
+}
+
+impl Slot {
+    pub(super) const UNUSED: Self = Self {
+        start: 0,
+        len: 0,
+        since: 0,
+        older: NONE,
+        newer: NONE,
+    };
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Four bins to a doubling, from one page up; the last has all that is larger.
+const BINS: usize = 128;
+
+/// A run serves a request if it is at most about twice as large.
+const SPREAD: usize = 4;
+
+/// Runs of about one size and one state, from the oldest to the newest.
+#[derive(Clone, Copy)]
+struct List {
+    oldest: u32,
+    newest: u32,
+}
+
+const EMPTY: List = List {
+    oldest: NONE,
+    newest: NONE,
+};
+
+/// The notes. Every run in it is in one list.
+pub(super) struct Book {
+    slots: &'static mut [Slot],
+    /// Slots that were in use and are not; the others begin at `fresh`.
+    unused: u32,
+    fresh: usize,
+    lists: [[List; BINS]; 3],
+    /// Bins whose list is not empty, by state.
+    filled: [u128; 3],
+    bytes: [usize; 3],
+    page_shift: u32,
+}
+
+impl Book {
+    /// Without slots it takes nothing.
+    pub(super) const fn new() -> Self {
+        Self {
+            slots: &mut [],
+            unused: NONE,
+            fresh: 0,
+            lists: [[EMPTY; BINS]; 3],
+            filled: [0; 3],
+            bytes: [0; 3],
+            page_shift: 12,
+        }
+    }
+
+    /// Gives the book its slots, once.
+    pub(super) fn equip(&mut self, slots: &'static mut [Slot], page_bytes: usize) {
+        debug_assert!(self.slots.is_empty());
+        self.slots = slots;
+        self.page_shift = page_bytes.trailing_zeros();
+    }
+
+    pub(super) fn is_equipped(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// Bytes of all runs of a state.
+    pub(super) fn bytes(&self, state: State) -> usize {
+        self.bytes[state as usize]
+    }
+
+    pub(super) fn all_bytes(&self) -> usize {
+        self.bytes.iter().sum()
+    }
+
+    /// Notes a run that became free, or came to this state, at `since`; `false`
+    /// if there is no slot for it.
+    ///
+    /// What enters a list later is not older than what is in it, so that the
+    /// oldest is at one end.
+    #[must_use]
+    pub(super) fn put(&mut self, run: PageRange, state: State, since: u64) -> bool {
+        let index = if self.unused != NONE {
+            let index = self.unused;
+            self.unused = self.slots[index as usize].older;
+            index
+        } else if self.fresh < self.slots.len() {
+            self.fresh += 1;
+            (self.fresh - 1) as u32
+        } else {
+            return false;
+        };
+        let bin = self.bin_holding(run.len());
+        let list = &mut self.lists[state as usize][bin];
+        let newest = list.newest;
+        let since = match self.slots.get(newest as usize) {
+            Some(last) => since.max(last.since),
+            None => since,
+        };
+        self.slots[index as usize] = Slot {
+            start: run.start(),
+            len: run.len(),
+            since,
+            older: newest,
+            newer: NONE,
+        };
+        list.newest = index;
+        match self.slots.get_mut(newest as usize) {
+            Some(last) => last.newer = index,
+            None => list.oldest = index,
+        }
+        self.filled[state as usize] |= 1 << bin;
+        self.bytes[state as usize] += run.len();
+        true
+    }
+
+    /// Takes `len` bytes from the run that suits best: hot before lazy before
+    /// clean, then the smallest, then the one freed last. What is left of a
+    /// larger run stays; where there is no slot for that, the run is not used.
+    pub(super) fn take(&mut self, len: usize) -> Option<(PageRange, State)> {
+        let first = self.bin_serving(len);
+        let last = (first + SPREAD).min(BINS - 1);
+        let range = (u128::MAX >> (BINS - 1 - last)) & (u128::MAX << first);
+        for state in STATES {
+            let bins = self.filled[state as usize] & range;
+            if bins == 0 {
+                continue;
+            }
+            let bin = bins.trailing_zeros() as usize;
+            let index = self.lists[state as usize][bin].newest;
+            let Slot { since, .. } = self.slots[index as usize];
+            let run = self.remove(index, bin, state)?;
+            if run.len() < len {
+                // Only in the last bin, where all sizes meet.
+                let _ = self.put(run, state, since);
+                continue;
+            }
+            let (taken, rest) = run.split_at(run.start() + len);
+            if let Some(rest) = rest {
+                // There is a slot: that of the run itself.
+                let _ = self.put(rest, state, since);
+            }
+            return taken.map(|taken| (taken, state));
+        }
+        None
+    }
+
+    /// Takes the oldest run of a state that has been in it since `before` or
+    /// longer.
+    pub(super) fn take_oldest(&mut self, state: State, before: u64) -> Option<PageRange> {
+        let (index, bin) = self.oldest(state)?;
+        if self.slots[index as usize].since > before {
+            return None;
+        }
+        self.remove(index, bin, state)
+    }
+
+    /// Since when the oldest run of a state has been in it.
+    pub(super) fn oldest_since(&self, state: State) -> Option<u64> {
+        let (index, _) = self.oldest(state)?;
+        Some(self.slots[index as usize].since)
+    }
+
+    /// Every run of a state.
+    pub(super) fn runs(&self, state: State) -> impl Iterator<Item = PageRange> {
+        self.lists[state as usize]
+            .iter()
+            .flat_map(|list| {
+                let next = |index: &u32| Some(self.slots.get(*index as usize)?.newer);
+                std::iter::successors(Some(list.oldest), next)
+            })
+            .filter_map(|index| {
+                let slot = self.slots.get(index as usize)?;
+                PageRange::between(slot.start, slot.start + slot.len)
+            })
+    }
+
+    fn oldest(&self, state: State) -> Option<(u32, usize)> {
+        let mut bins = self.filled[state as usize];
+        let mut oldest: Option<(u64, u32, usize)> = None;
+        while bins != 0 {
+            let bin = bins.trailing_zeros() as usize;
+            bins &= bins - 1;
+            let index = self.lists[state as usize][bin].oldest;
+            let since = self.slots[index as usize].since;
+            if oldest.is_none_or(|(known, ..)| since < known) {
+                oldest = Some((since, index, bin));
+            }
+        }
+        oldest.map(|(_, index, bin)| (index, bin))
+    }
+
+    fn remove(&mut self, index: u32, bin: usize, state: State) -> Option<PageRange> {
+        let slot = self.slots[index as usize];
+        let list = &mut self.lists[state as usize][bin];
+        match self.slots.get_mut(slot.older as usize) {
+            Some(older) => older.newer = slot.newer,
+            None => list.oldest = slot.newer,
+        }
+        match self.slots.get_mut(slot.newer as usize) {
+            Some(newer) => newer.older = slot.older,
+            None => list.newest = slot.older,
+        }
+        if list.oldest == NONE {
+            self.filled[state as usize] &= !(1 << bin);
+        }
+        self.bytes[state as usize] -= slot.len;
+        self.slots[index as usize] = Slot {
+            older: self.unused,
+            ..Slot::UNUSED
+        };
+        self.unused = index;
+        PageRange::between(slot.start, slot.start + slot.len)
+    }
+
+    /// The bin of a run: all in it are at least as large as the bin says.
+    fn bin_holding(&self, len: usize) -> usize {
+        bin(len >> self.page_shift)
+    }
+
+    /// The first bin in which every run is large enough.
+    fn bin_serving(&self, len: usize) -> usize {
+        let pages = len >> self.page_shift;
+        let bin = bin(pages);
+        if bin_pages(bin) >= pages || bin == BINS - 1 {
+            bin
+        } else {
+            bin + 1
+        }
+    }
+}
+
+/// The smallest size of a bin, in pages: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16 …
+fn bin_pages(bin: usize) -> usize {
+    if bin < 4 {
+        return bin + 1;
+    }
+    (4 + bin % 4) << (bin / 4 - 1)
+}
+
+/// The last bin that is not larger.
+fn bin(pages: usize) -> usize {
+    if pages < 4 {
+        return pages.max(1) - 1;
+    }
+    let doublings = pages.ilog2() as usize - 2;
+    let quarter = (pages >> doublings) - 4;
+    (4 * (doublings + 1) + quarter).min(BINS - 1)
+}
+
+/// What a request is rounded up to, so that runs of nearly one size serve each
+/// other: at most a quarter more.
+pub(crate) fn rounded_len(len: usize, page_bytes: usize) -> Option<usize> {
+    let pages = len.checked_next_multiple_of(page_bytes)? / page_bytes;
+    let below = bin(pages);
+    if below == BINS - 1 {
+        return Some(pages * page_bytes);
+    }
+    let pages = if bin_pages(below) >= pages {
+        bin_pages(below)
+    } else {
+        bin_pages(below + 1)
+    };
+    pages.checked_mul(page_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGE: usize = 4096;
+
+    fn book(slots: usize) -> Book {
+        let mut book = Book::new();
+        book.equip(Vec::leak(vec![Slot::UNUSED; slots]), PAGE);
+        book
+    }
+
+    fn run(page: usize, pages: usize) -> PageRange {
+        PageRange::new(page * PAGE, pages * PAGE, PAGE).expect("pages")
+    }
+
+    #[test]
+    fn bins_are_where_their_sizes_say() {
+        for pages in 1..100_000 {
+            let bin = bin(pages);
+            assert!(bin_pages(bin) <= pages, "{pages}");
+            assert!(bin_pages(bin + 1) > pages, "{pages}");
+            let rounded = rounded_len(pages * PAGE, PAGE).expect("a size") / PAGE;
+            assert!(
+                rounded >= pages && rounded * 4 <= pages * 5 + 4,
+                "{pages}: {rounded}"
+            );
+        }
+        assert_eq!(rounded_len(usize::MAX, PAGE), None);
+        assert!(rounded_len(usize::MAX / 4, PAGE).is_some());
+    }
+
+    #[test]
+    fn hot_before_lazy_and_the_newest_first() {
+        let mut book = book(8);
+        assert!(book.put(run(0, 16), State::Lazy, 1));
+        assert!(book.put(run(100, 16), State::Hot, 2));
+        assert!(book.put(run(200, 16), State::Hot, 3));
+        assert_eq!(book.take(16 * PAGE), Some((run(200, 16), State::Hot)));
+        assert_eq!(book.take(16 * PAGE), Some((run(100, 16), State::Hot)));
+        assert_eq!(book.take(16 * PAGE), Some((run(0, 16), State::Lazy)));
+        assert_eq!(book.take(16 * PAGE), None);
+    }
+
+    #[test]
+    fn a_larger_run_is_split_and_one_much_larger_is_spared() {
+        let mut book = book(8);
+        assert!(book.put(run(0, 24), State::Hot, 1));
+        assert_eq!(book.take(8 * PAGE), None);
+        assert_eq!(book.take(16 * PAGE), Some((run(0, 16), State::Hot)));
+        assert_eq!(book.take(8 * PAGE), Some((run(16, 8), State::Hot)));
+    }
+
+    #[test]
+    fn the_oldest_go_first_whatever_their_size() {
+        let mut book = book(8);
+        for (page, pages, since) in [(0, 8, 5), (100, 300, 3), (500, 1, 4)] {
+            assert!(book.put(run(page, pages), State::Hot, since));
+        }
+        assert_eq!(book.oldest_since(State::Hot), Some(3));
+        assert_eq!(book.take_oldest(State::Hot, 2), None);
+        assert_eq!(book.take_oldest(State::Hot, 4), Some(run(100, 300)));
+        assert_eq!(book.take_oldest(State::Hot, 4), Some(run(500, 1)));
+        assert_eq!(book.take_oldest(State::Hot, 4), None);
+        assert_eq!(book.take_oldest(State::Lazy, u64::MAX), None);
+    }
+
+    #[test]
+    fn a_full_book_takes_no_more() {
+        let mut book = book(2);
+        assert!(book.put(run(0, 4), State::Hot, 1));
+        assert!(book.put(run(10, 4), State::Clean, 1));
+        assert!(!book.put(run(20, 4), State::Hot, 1));
+        assert!(book.take(4 * PAGE).is_some());
+        assert!(book.put(run(20, 4), State::Hot, 1));
+        assert!(!Book::new().put(run(0, 1), State::Hot, 1));
+        assert_eq!(Book::new().take(PAGE), None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Free(usize),
+        Take(usize),
+        Move(usize, usize, u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (1_usize..300).prop_map(Step::Free),
+            (1_usize..300).prop_map(Step::Take),
+            (0_usize..3, 0_usize..3, 0_u64..10).prop_map(|(a, b, ago)| Step::Move(a, b, ago)),
+        ];
+        proptest::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        /// No page is ever free twice, lost, or handed out while it is used.
+        #[test]
+        fn every_page_is_somewhere_once(steps in steps()) {
+            let mut book = book(64);
+            let (mut next, mut free) = (0, std::collections::BTreeSet::new());
+            for (now, step) in steps.into_iter().enumerate() {
+                let now = now as u64;
+                match step {
+                    Step::Free(pages) => {
+                        let run = run(next, pages);
+                        next += pages + 1;
+                        if book.put(run, State::Hot, now) {
+                            free.extend((run.start()..run.end()).step_by(PAGE));
+                        }
+                    }
+                    Step::Take(pages) => {
+                        if let Some((run, _)) = book.take(pages * PAGE) {
+                            prop_assert_eq!(run.len(), pages * PAGE);
+                            for page in (run.start()..run.end()).step_by(PAGE) {
+                                prop_assert!(free.remove(&page));
+                            }
+                        }
+                    }
+                    Step::Move(from, to, ago) => {
+                        if let Some(run) = book.take_oldest(STATES[from], now.saturating_sub(ago)) {
+                            prop_assert!(book.put(run, STATES[to], now));
+                        }
+                    }
+                }
+                let listed: Vec<_> = STATES
+                    .iter()
+                    .flat_map(|state| book.runs(*state).collect::<Vec<_>>())
+                    .flat_map(|run| (run.start()..run.end()).step_by(PAGE))
+                    .collect();
+                prop_assert_eq!(listed.len() * PAGE, book.all_bytes());
+                prop_assert_eq!(listed.len(), free.len());
+                prop_assert!(listed.iter().all(|page| free.contains(page)));
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A thread that does for a cache what is due, at its time.
+
+use std::{
+    fs, io,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use super::{Cache, State};
+use crate::sys;
+
+/// How often age and memory pressure are looked at while there is anything.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// A share of its time that some task stalls for want of memory, in percent,
+/// from which on everything is given back. Lazily freed pages go by themselves
+/// before, so this much means that they were not enough.
+const PRESSURE_PERCENT: u64 = 10;
+
+/// Keeps a [`Cache`] up to date for as long as it lives.
+///
+/// With it, what is freed is reclaimable after the cache's delay even if the
+/// program goes quiet, old runs end when they are old, and everything is given
+/// back when tasks stall for want of memory (/proc/pressure/memory, where the
+/// kernel has it). The thread sleeps while there is nothing to do, stands back
+/// from others as helpers do, and is gone in the child of a fork.
+#[derive(Debug)]
+pub struct Keeper {
+    cache: &'static Cache,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Cache {
+    /// Starts a thread that does what is due, at its time. One for each cache
+    /// is enough; a second one replaces the first in being woken.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn keep(&'static self) -> io::Result<Keeper> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = sys::thread::spawn_quiet("mmzap-lazy", move || self.run_keeper(&stopped))?;
+        *self.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.thread().clone());
+        Ok(Keeper {
+            cache: self,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    fn run_keeper(&self, stop: &AtomicBool) {
+        let (mut stalled, mut looked) = (stalled_micros(), 0);
+        while !stop.load(Ordering::Acquire) {
+            let now = sys::thread::monotonic_micros();
+            self.settle(now);
+            if now - looked > micros(LOOK) {
+                let all = stalled_micros();
+                let since = all.zip(stalled).map_or(0, |(all, before)| all - before);
+                if looked > 0 && since * 100 > (now - looked) * PRESSURE_PERCENT {
+                    self.purge();
+                }
+                (stalled, looked) = (all, now);
+            }
+            let Some((hot_since, anything)) = self.book().map(|book| {
+                let anything = book.bytes(State::Hot) + book.bytes(State::Lazy) > 0;
+                (book.oldest_since(State::Hot), anything)
+            }) else {
+                return;
+            };
+            let Some(since) = hot_since else {
+                self.wait(anything, stop);
+                continue;
+            };
+            // Runs that come meanwhile are due later than this one.
+            let delay = self.delay_micros.load(Ordering::Relaxed);
+            let due = since.saturating_add(delay).saturating_sub(now);
+            thread::sleep(Duration::from_micros(due.clamp(200, micros(LOOK))));
+        }
+    }
+
+    /// Until a run comes; if there is `anything`, not for long.
+    fn wait(&self, anything: bool, stop: &AtomicBool) {
+        self.keeper_waits.store(true, Ordering::SeqCst);
+        // A run that came before the word was out would wake nobody.
+        let hot = self.book().is_some_and(|book| book.bytes(State::Hot) > 0);
+        if !hot && !stop.load(Ordering::Acquire) {
+            if anything {
+                thread::park_timeout(LOOK);
+            } else {
+                thread::park();
+            }
+        }
+        self.keeper_waits.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It does not panic; in the child of a fork it is not there.
+            if !self.cache.is_elsewhere() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Time that some task of the machine has stalled for want of memory.
+fn stalled_micros() -> Option<u64> {
+    let text = fs::read_to_string("/proc/pressure/memory").ok()?;
+    let line = text.lines().find(|line| line.starts_with("some "))?;
+    line.rsplit_once("total=")?.1.trim().parse().ok()
+}
+
+fn micros(time: Duration) -> u64 {
+    time.as_micros() as u64
+}
