@@ -7,6 +7,8 @@ mod doctor;
 mod error;
 pub mod exit;
 pub mod gather;
+#[cfg(feature = "jemalloc")]
+pub mod jemalloc;
 pub mod lazy;
 mod map;
 pub mod mapping;

@@ -30,6 +30,13 @@ pub fn usage(start: usize, end: usize) -> Result<Usage> {
     read(BufReader::new(file), start, end).with_context(|| format!("cannot read {path}"))
 }
 
+/// What this process holds in all (/proc/self/smaps_rollup).
+pub fn whole_process() -> Result<Usage> {
+    let path = "/proc/self/smaps_rollup";
+    let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
+    read(BufReader::new(file), 0, usize::MAX).with_context(|| format!("cannot read {path}"))
+}
+
 fn read(lines: impl BufRead, start: usize, end: usize) -> std::io::Result<Usage> {
     let mut usage = Usage::default();
     let mut inside = false;

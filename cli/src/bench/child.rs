@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::memory_kind::Page;
-use super::{plan, region};
+use super::{ebizzy, plan, region};
 use crate::size;
 
 /// The hidden command.
@@ -30,6 +30,9 @@ pub struct Args {
     size: u64,
     #[arg(long, value_enum, default_value = "4k")]
     page: Page,
+    /// What a task needs to know beyond that.
+    #[arg(long, default_value = "")]
+    job: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,6 +45,8 @@ pub enum Task {
     ExitParallel,
     /// Plan a teardown and print what it took
     Plan,
+    /// Allocate and free, and print how often
+    Ebizzy,
 }
 
 impl Task {
@@ -53,8 +58,10 @@ impl Task {
 
 /// The child's side.
 pub fn run(args: &Args) -> Result<()> {
-    if args.task == Task::Plan {
-        return plan::in_child();
+    match args.task {
+        Task::Plan => return plan::in_child(),
+        Task::Ebizzy => return ebizzy::in_child(&args.job),
+        _ => {}
     }
     let len = usize::try_from(args.size)?;
     let mapping = region::populated(len, args.page)?;
@@ -76,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
             std::mem::forget(mapping);
             mmzap::exit::parallel(EXIT_CODE)
         }
-        Task::Plan => Ok(()),
+        Task::Plan | Task::Ebizzy => Ok(()),
     }
 }
 
@@ -96,11 +103,22 @@ pub struct Child {
 
 impl Child {
     pub fn start(task: Task, len: usize, page: Page) -> Result<Self> {
+        let len = len.to_string();
+        Self::spawn(task, &["--size", &len, "--page", page.name()], None)
+    }
+
+    /// A task that is told what to do, in an environment with one word more.
+    pub fn start_job(task: Task, job: &str, word: Option<(&str, &str)>) -> Result<Self> {
+        Self::spawn(task, &["--job", job], word)
+    }
+
+    fn spawn(task: Task, arguments: &[&str], word: Option<(&str, &str)>) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find the mmzap program itself")?;
         let mut process = Command::new(program)
             .arg(COMMAND)
             .arg(task.name())
-            .args(["--size", &len.to_string(), "--page", page.name()])
+            .args(arguments)
+            .envs(word)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -8,6 +8,7 @@ pub mod child;
 mod bystander;
 mod cold;
 mod contents;
+mod ebizzy;
 mod exit;
 mod folio;
 mod free;
@@ -101,6 +102,15 @@ pub struct Args {
     /// What stands behind the address space (space)
     #[arg(long, value_enum, default_value = "zero")]
     backing: Backing,
+    /// Numbers of threads that allocate (ebizzy) [default: 1,2,4,8,16,32]
+    #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = threads)]
+    threads: Vec<usize>,
+    /// How long each of them runs (ebizzy) [default: 10]
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Blocks of 512 KiB that are searched (ebizzy) [default: 512]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    chunks: Option<u32>,
     /// Set up a swap device of compressed memory and remove it afterwards (pageout, cold)
     #[arg(long)]
     zram: bool,
@@ -128,6 +138,22 @@ enum Scenario {
     Pageout,
     /// Marking memory as the first to be reclaimed; needs no swap
     Cold,
+    /// Allocators under a load of large blocks, with what they keep (--features allocators)
+    Ebizzy,
+}
+
+fn threads(text: &str) -> std::result::Result<usize, String> {
+    match text.parse() {
+        Ok(threads @ 1..=1024) => Ok(threads),
+        _ => Err("give a number of threads from 1 to 1024".into()),
+    }
+}
+
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("give a number of seconds from 0.1 to 86400".into()),
+    }
 }
 
 impl Scenario {
@@ -143,6 +169,7 @@ impl Scenario {
             Scenario::Folio => folio::run(settings, progress),
             Scenario::Pageout => pageout::run(settings, progress),
             Scenario::Cold => cold::run(settings, progress),
+            Scenario::Ebizzy => ebizzy::run(settings, progress),
         }
     }
 
@@ -182,8 +209,13 @@ impl Args {
         if self.zram && !any(&[Scenario::Pageout, Scenario::Cold]) {
             return Err("--zram is for the scenarios pageout and cold");
         }
-        if self.size.is_some() && scenarios.iter().all(|one| *one == Scenario::Plan) {
-            return Err("the scenario plan has a fixed size");
+        let fixed = [Scenario::Plan, Scenario::Ebizzy];
+        if self.size.is_some() && scenarios.iter().all(|one| fixed.contains(one)) {
+            return Err("the scenario plan has a fixed size, and that of ebizzy is --chunks");
+        }
+        let load = !self.threads.is_empty() || self.seconds.is_some() || self.chunks.is_some();
+        if load && !any(&[Scenario::Ebizzy]) {
+            return Err("--threads, --seconds and --chunks are for the scenario ebizzy");
         }
         Ok(())
     }

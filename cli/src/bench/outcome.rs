@@ -111,6 +111,13 @@ pub struct Row {
     pub syscalls: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub records_per_s: Option<f64>,
+    /// What a process holds, and the part of it that the kernel may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rss_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reclaimable_bytes: Option<u64>,
     /// What went out to swap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_bytes: Option<u64>,

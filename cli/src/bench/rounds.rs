@@ -19,6 +19,8 @@ pub struct Sample {
     pub syscalls: Option<u64>,
     pub peak_bytes: Option<u64>,
     pub swapped_bytes: Option<u64>,
+    pub rss_bytes: Option<u64>,
+    pub reclaimable_bytes: Option<u64>,
     pub splits: Option<Splits>,
 }
 
@@ -142,6 +144,8 @@ impl<'a> Rounds<'a> {
                     syscalls: count(|sample| sample.syscalls),
                     peak_bytes: count(|sample| sample.peak_bytes),
                     swapped_bytes: count(|sample| sample.swapped_bytes),
+                    rss_bytes: count(|sample| sample.rss_bytes),
+                    reclaimable_bytes: count(|sample| sample.reclaimable_bytes),
                     splits: splits.map(Splits::total),
                     split_counters: splits,
                     times_s: times,

@@ -16,6 +16,9 @@ pub struct Settings {
     pub ceiling: bool,
     pub backing: Backing,
     pub zram: bool,
+    pub threads: Vec<usize>,
+    pub seconds: Option<f64>,
+    pub chunks: Option<usize>,
 }
 
 impl Settings {
@@ -39,6 +42,9 @@ impl Settings {
             ceiling: args.ceiling,
             backing: args.backing,
             zram: args.zram,
+            threads: args.threads.clone(),
+            seconds: args.seconds,
+            chunks: args.chunks.map(|chunks| chunks as usize),
         }
     }
 

@@ -25,6 +25,11 @@ const COLUMNS: &[Column] = &[
     ("GiB/s", |row| {
         row.gib_per_s.map(|speed| format!("{speed:.1}"))
     }),
+    ("records/s", |row| {
+        row.records_per_s.map(|rate| format!("{rate:.0}"))
+    }),
+    ("rss", |row| row.rss_bytes.map(size::show)),
+    ("reclaimable", |row| row.reclaimable_bytes.map(size::show)),
     ("p50", |row| row.p50_s.map(seconds)),
     ("p99", |row| row.p99_s.map(seconds)),
     ("p99.9", |row| row.p999_s.map(seconds)),

@@ -1,5 +1,6 @@
 //! The published figures that our own runs are put beside: one file an experiment.
 
+pub mod ebizzy;
 pub mod folios;
 pub mod pageout;
 pub mod parallel_free;
@@ -20,6 +21,7 @@ pub fn beside(outcome: &Outcome) -> Option<Beside> {
     match outcome.scenario {
         "free" => Some(parallel_free::beside(outcome)),
         "folio" => Some(folios::beside(outcome)),
+        "ebizzy" => Some(ebizzy::beside(outcome)),
         "pageout" => Some(pageout::beside(outcome)),
         _ => None,
     }

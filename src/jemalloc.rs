@@ -1,0 +1,390 @@
+//! Arenas of jemalloc that give memory back through this library.
+//!
+//! jemalloc lets a program replace what an arena does to its extents. With the
+//! hooks of [`install`] pages are freed lazily where that is lazy, large extents
+//! are discarded and unmapped by several threads, and everything else stays as
+//! jemalloc does it.
+//!
+//! ```
+//! # use std::time::Duration;
+//! use mmzap::jemalloc;
+//!
+//! // All arenas, and pages lazily free after five milliseconds.
+//! jemalloc::install_everywhere(Some(Duration::from_millis(5)))?;
+//! # Ok::<(), jemalloc::Refused>(())
+//! ```
+
+use std::{
+    ffi::{CString, c_uint, c_void},
+    fmt, io,
+    mem::size_of,
+    ptr,
+    time::Duration,
+};
+
+use tikv_jemalloc_sys::{extent_hooks_t, mallctl};
+
+use crate::{
+    operation::{Advice, Operation},
+    range::PageRange,
+    sys::{
+        self,
+        linux::advise,
+        mmap::Region,
+        probe::{self, Laziness},
+    },
+    teardown::Teardown,
+};
+
+/// From this size on several threads work on one extent.
+const PARALLEL_BYTES: usize = 64 << 20;
+
+/// What hooks answer with.
+#[allow(non_camel_case_types, reason = "as jemalloc has it")]
+type c_bool = bool;
+
+/// A hook did not do it; jemalloc then tries what comes next, or lets it be.
+const LEFT: c_bool = true;
+
+/// jemalloc did not take a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    name: String,
+    errno: i32,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = io::Error::from_raw_os_error(self.errno);
+        write!(f, "jemalloc refuses {}: {error}", self.name)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Hooks of ours, and those that were there before.
+#[repr(C)]
+struct Hooks {
+    /// First: jemalloc passes a pointer to it, and it is a pointer to the whole.
+    ours: extent_hooks_t,
+    theirs: *mut extent_hooks_t,
+}
+
+/// Lets `arena` give memory back through this library, from now on and for the
+/// life of the arena (`arena.<i>.extent_hooks`). An arena that does not exist
+/// yet is made. Doing it again changes nothing.
+///
+/// # Errors
+/// [`Refused`] where there can be no such arena.
+pub fn install(arena: u32) -> Result<(), Refused> {
+    let name = format!("arena.{arena}.extent_hooks");
+    let theirs: *mut extent_hooks_t = read(&name)?;
+    // SAFETY: jemalloc keeps the hooks of an arena valid.
+    let before = unsafe { theirs.as_ref() }.ok_or_else(|| Refused {
+        name: name.clone(),
+        errno: sys::EINVAL.0,
+    })?;
+    let purge_lazy: unsafe extern "C" fn(_, _, _, _, _, _) -> _ = purge_lazy;
+    if before
+        .purge_lazy
+        .is_some_and(|hook| ptr::fn_addr_eq(hook, purge_lazy))
+    {
+        return Ok(());
+    }
+    let hooks = Box::leak(Box::new(Hooks {
+        ours: extent_hooks_t {
+            alloc: before.alloc.is_some().then_some(alloc as _),
+            dalloc: Some(dalloc),
+            destroy: Some(destroy),
+            commit: before.commit.is_some().then_some(commit as _),
+            decommit: before.decommit.is_some().then_some(decommit as _),
+            purge_lazy: Some(purge_lazy),
+            purge_forced: Some(purge_forced),
+            split: before.split.is_some().then_some(split as _),
+            merge: before.merge.is_some().then_some(merge as _),
+        },
+        theirs,
+    }));
+    write(&name, &raw mut hooks.ours)
+}
+
+/// [`install`] for every arena that threads are given by turns
+/// (`opt.narenas`), and, if wanted, how long free pages stay untouched there
+/// (`arena.<i>.dirty_decay_ms`).
+///
+/// # Errors
+/// [`Refused`], with the arenas before that one done.
+pub fn install_everywhere(delay: Option<Duration>) -> Result<(), Refused> {
+    let arenas: c_uint = read("opt.narenas")?;
+    for arena in 0..arenas {
+        install(arena)?;
+        if let Some(delay) = delay {
+            let millis = isize::try_from(delay.as_millis()).unwrap_or(isize::MAX);
+            write(&format!("arena.{arena}.dirty_decay_ms"), millis)?;
+        }
+    }
+    Ok(())
+}
+
+fn read<T: Copy>(name: &str) -> Result<T, Refused> {
+    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    let mut len = size_of::<T>();
+    control(
+        name,
+        value.as_mut_ptr().cast(),
+        &raw mut len,
+        ptr::null_mut(),
+        0,
+    )?;
+    // SAFETY: jemalloc answers EINVAL where the length is another.
+    Ok(unsafe { value.assume_init() })
+}
+
+fn write<T>(name: &str, mut value: T) -> Result<(), Refused> {
+    let value = (&raw mut value).cast();
+    control(
+        name,
+        ptr::null_mut(),
+        ptr::null_mut(),
+        value,
+        size_of::<T>(),
+    )
+}
+
+fn control(
+    name: &str,
+    old: *mut c_void,
+    old_len: *mut usize,
+    new: *mut c_void,
+    new_len: usize,
+) -> Result<(), Refused> {
+    let refused = |errno| Refused {
+        name: name.to_owned(),
+        errno,
+    };
+    let text = CString::new(name).map_err(|_| refused(sys::EINVAL.0))?;
+    // SAFETY: the buffers are as long as is said, and their types those of the
+    // names that this file uses.
+    match unsafe { mallctl(text.as_ptr(), old, old_len, new, new_len) } {
+        0 => Ok(()),
+        errno => Err(refused(errno)),
+    }
+}
+
+/// The hooks from before, and their structure, which they are passed.
+///
+/// # Safety
+/// `hooks` must be what jemalloc passes to a hook of ours.
+unsafe fn theirs<'a>(hooks: *mut extent_hooks_t) -> (&'a extent_hooks_t, *mut extent_hooks_t) {
+    // SAFETY: it is the first field of a `Hooks` that is never freed, and the
+    // hooks from before are as long-lived.
+    unsafe {
+        let theirs = (*hooks.cast::<Hooks>()).theirs;
+        (&*theirs, theirs)
+    }
+}
+
+/// A part of an extent.
+fn part(addr: *mut c_void, offset: usize, length: usize) -> Option<PageRange> {
+    PageRange::new(addr.addr().checked_add(offset)?, length, sys::page_bytes())
+}
+
+/// Whether a job may be made of it. A job allocates, which jemalloc serves from
+/// arena 0 while a hook runs, and so not while a hook of arena 0 does.
+fn in_parallel(part: PageRange, arena: c_uint) -> bool {
+    part.len() >= PARALLEL_BYTES && arena != 0
+}
+
+/// # Safety
+/// The pages are those of an extent that jemalloc gives up.
+unsafe fn job(operation: Operation, part: PageRange) -> bool {
+    let pages = [(part.start() as *mut u8, part.len())];
+    // SAFETY: passed on.
+    let report = unsafe { Teardown::new(operation).run_raw(pages) };
+    report.bytes_done == part.len()
+}
+
+unsafe extern "C" fn purge_lazy(
+    _: *mut extent_hooks_t,
+    addr: *mut c_void,
+    _: usize,
+    offset: usize,
+    length: usize,
+    arena: c_uint,
+) -> c_bool {
+    let Some(part) = part(addr, offset, length) else {
+        return LEFT;
+    };
+    if probe::laziness() != Laziness::Lazy {
+        return LEFT; // it then asks for a forced purge
+    }
+    let done = if in_parallel(part, arena) {
+        // SAFETY: jemalloc gives the contents up.
+        unsafe { job(Operation::LazyFree, part) }
+    } else {
+        advise(part, Advice::Free).is_ok()
+    };
+    !done
+}
+
+unsafe extern "C" fn purge_forced(
+    _: *mut extent_hooks_t,
+    addr: *mut c_void,
+    _: usize,
+    offset: usize,
+    length: usize,
+    arena: c_uint,
+) -> c_bool {
+    let Some(part) = part(addr, offset, length) else {
+        return LEFT;
+    };
+    let done = if in_parallel(part, arena) {
+        // SAFETY: jemalloc gives the contents up, and counts on zeros.
+        unsafe { job(Operation::Discard, part) }
+    } else {
+        advise(part, Advice::DontNeed).is_ok()
+    };
+    !done
+}
+
+unsafe extern "C" fn dalloc(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    committed: c_bool,
+    arena: c_uint,
+) -> c_bool {
+    match part(addr, 0, size) {
+        // Empty first and in parallel: what the hook does then takes no time.
+        Some(part) if in_parallel(part, arena) => {
+            // SAFETY: the extent is jemalloc's to give up.
+            let _ = unsafe { job(Operation::Discard, part) };
+        }
+        _ => {}
+    }
+    // SAFETY: passed on as it came.
+    unsafe {
+        let (before, theirs) = theirs(hooks);
+        match before.dalloc {
+            // jemalloc's own keeps the addresses unless `opt.retain` is off.
+            Some(hook) => hook(theirs, addr, size, committed, arena),
+            None => LEFT,
+        }
+    }
+}
+
+unsafe extern "C" fn destroy(
+    _: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    _: c_bool,
+    arena: c_uint,
+) {
+    let Some(part) = part(addr, 0, size) else {
+        return;
+    };
+    if in_parallel(part, arena) {
+        // SAFETY: the extent is jemalloc's to destroy.
+        let _ = unsafe { job(Operation::Unmap, part) };
+    } else {
+        // SAFETY: as above.
+        drop(unsafe { Region::adopt(part) });
+    }
+}
+
+unsafe extern "C" fn alloc(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    alignment: usize,
+    zero: *mut c_bool,
+    commit: *mut c_bool,
+    arena: c_uint,
+) -> *mut c_void {
+    // SAFETY: passed on as it came.
+    unsafe {
+        let (before, theirs) = theirs(hooks);
+        match before.alloc {
+            Some(hook) => hook(theirs, addr, size, alignment, zero, commit, arena),
+            None => ptr::null_mut(),
+        }
+    }
+}
+
+unsafe extern "C" fn commit(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    offset: usize,
+    length: usize,
+    arena: c_uint,
+) -> c_bool {
+    // SAFETY: passed on as it came.
+    unsafe {
+        let (before, theirs) = theirs(hooks);
+        before
+            .commit
+            .is_none_or(|hook| hook(theirs, addr, size, offset, length, arena))
+    }
+}
+
+unsafe extern "C" fn decommit(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    offset: usize,
+    length: usize,
+    arena: c_uint,
+) -> c_bool {
+    // SAFETY: passed on as it came.
+    unsafe {
+        let (before, theirs) = theirs(hooks);
+        before
+            .decommit
+            .is_none_or(|hook| hook(theirs, addr, size, offset, length, arena))
+    }
+}
+
+unsafe extern "C" fn split(
+    hooks: *mut extent_hooks_t,
+    addr: *mut c_void,
+    size: usize,
+    first: usize,
+    second: usize,
+    committed: c_bool,
+    arena: c_uint,
+) -> c_bool {
+    // SAFETY: passed on as it came.
+    unsafe {
+        let (before, theirs) = theirs(hooks);
+        before
+            .split
+            .is_none_or(|hook| hook(theirs, addr, size, first, second, committed, arena))
+    }
+}
+
+unsafe extern "C" fn merge(
+    hooks: *mut extent_hooks_t,
+    first: *mut c_void,
+    first_size: usize,
+    second: *mut c_void,
+    second_size: usize,
+    committed: c_bool,
+    arena: c_uint,
+) -> c_bool {
+    // SAFETY: passed on as it came.
+    unsafe {
+        let (before, theirs) = theirs(hooks);
+        before.merge.is_none_or(|hook| {
+            hook(
+                theirs,
+                first,
+                first_size,
+                second,
+                second_size,
+                committed,
+                arena,
+            )
+        })
+    }
+}
