@@ -93,7 +93,7 @@ fn probe_all() -> Vec<Capability> {
         advice(
             "madvise FREE",
             Advice::Free,
-            "lazy free is refused; discard instead",
+            "lazy freeing discards at once, and the report says so",
         ),
         advice("madvise COLD", Advice::Cold, "the hint is refused"),
         advice("madvise PAGEOUT", Advice::PageOut, "paging out is refused"),

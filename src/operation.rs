@@ -25,7 +25,9 @@ pub enum Operation {
     Unmap,
     /// Lets the kernel take the pages when it needs memory (`MADV_FREE`,
     /// Linux 4.5; private anonymous memory only). Until then the memory is
-    /// *reclaimable*, not free. A write to a page takes it back.
+    /// *reclaimable*, not free. A write to a page takes it back. Where the
+    /// kernel is found not to be lazy about it, this is a discard, and the
+    /// report says so ([`Report::eager`](crate::Report::eager)).
     LazyFree,
     /// Writes the pages out to swap or their file now (`MADV_PAGEOUT`, Linux
     /// 5.4). Without swap, anonymous memory stays where it is, and its folios

@@ -114,6 +114,9 @@ pub struct Report {
     /// another: parts of folios, see
     /// [`PartialFolios::Discard`](crate::PartialFolios::Discard).
     pub discarded_bytes: usize,
+    /// Whether lazy freeing was not lazy here, as a probe found, and everything
+    /// was discarded: what is done is free.
+    pub eager: bool,
     /// Bytes left alone: see [`skipped`](Self::skipped).
     pub bytes_skipped: usize,
     /// Bytes that the kernel refused: see [`failures`](Self::failures).
@@ -230,6 +233,7 @@ impl Report {
             operation,
             bytes_done: 0,
             discarded_bytes: 0,
+            eager: false,
             bytes_skipped: 0,
             bytes_failed: 0,
             shared_bytes: 0,
@@ -275,7 +279,7 @@ impl Report {
     /// behind each.
     #[must_use]
     pub fn freed_bytes(&self) -> usize {
-        if self.operation.frees() {
+        if self.operation.frees() || self.eager {
             self.bytes_done
         } else {
             0
@@ -288,7 +292,7 @@ impl Report {
     #[must_use]
     pub fn reclaimable_bytes(&self) -> usize {
         match self.operation {
-            Operation::LazyFree => self.bytes_done,
+            Operation::LazyFree if !self.eager => self.bytes_done,
             _ => 0,
         }
     }

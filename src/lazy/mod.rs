@@ -20,14 +20,14 @@
 //! assert_eq!(again.addr, run.addr);
 //! assert!(!again.zeroed, "whatever was in it");
 //! # unsafe { CACHE.put(again.addr, again.len) };
-//! # Ok::<(), mmzap::Errno>(())
+//! # Ok::<(), std::io::Error>(())
 //! ```
 
 mod book;
 mod keeper;
 
 use std::{
-    fmt, process,
+    fmt, io, process,
     sync::{
         Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -218,9 +218,10 @@ impl Cache {
     ///
     /// # Errors
     /// Those of mmap(2): `ENOMEM`.
-    pub fn map(&self, len: usize) -> Result<Run, Errno> {
-        let len = whole_pages(len).ok_or(sys::ENOMEM)?;
-        let region = Region::map(len)?.leak();
+    pub fn map(&self, len: usize) -> io::Result<Run> {
+        let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
+        let len = whole_pages(len).ok_or_else(|| error(sys::ENOMEM))?;
+        let region = Region::map(len).map_err(error)?.leak();
         Ok(Run {
             addr: region.start() as *mut u8,
             len,
@@ -314,7 +315,7 @@ impl Cache {
     ///
     /// # Errors
     /// Without /proc, or the errno of the call: `ENOTTY` before Linux 6.7.
-    pub fn taken_by_kernel_bytes(&self) -> std::io::Result<usize> {
+    pub fn taken_by_kernel_bytes(&self) -> io::Result<usize> {
         let runs: Vec<PageRange> = self
             .book()
             .map(|book| book.runs(State::Lazy).collect())
@@ -325,7 +326,7 @@ impl Cache {
             all += run.len();
             pagemap
                 .scan(run, false, |part| there += part.range.len())
-                .map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
+                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         }
         Ok(all - there)
     }
@@ -590,4 +591,56 @@ fn whole_pages(len: usize) -> Option<usize> {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX / 2)
+}
+
+/// What [`settle`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settled {
+    /// Bytes that are free now.
+    pub freed_bytes: usize,
+    /// Bytes that hold something: written since they were freed lazily.
+    pub kept_bytes: usize,
+}
+
+/// Brings what was freed lazily to an end: pages that were not written since
+/// are free afterwards, and the others keep every byte.
+///
+/// The kernel is asked to reclaim the pages (`MADV_PAGEOUT`, Linux 5.4), which
+/// drops those that are still clean, and moves those that were written to swap,
+/// where there is any. What is gone is then counted (PAGEMAP_SCAN, Linux 6.7).
+///
+/// ```
+/// use mmzap::{Operation, Teardown, lazy};
+///
+/// let run = lazy::Cache::new().map(4 << 20)?;
+/// # unsafe { run.addr.write_bytes(1, run.len) };
+/// // SAFETY: nobody needs what is in it.
+/// let report = unsafe { Teardown::new(Operation::LazyFree).run_raw([(run.addr, run.len)]) };
+/// assert_eq!((report.reclaimable_bytes(), report.freed_bytes()), (4 << 20, 0));
+/// // SAFETY: the memory is ours.
+/// unsafe { run.addr.write(7) };
+/// let range = mmzap::PageRange::new(run.addr.addr(), run.len, 4096).unwrap();
+/// let settled = lazy::settle(range)?;
+/// assert!(settled.freed_bytes >= 2 << 20);
+/// // SAFETY: as above.
+/// assert_eq!(unsafe { run.addr.read() }, 7);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Without /proc, or the errno of the scan: `ENOTTY` before Linux 6.7.
+pub fn settle(range: PageRange) -> io::Result<Settled> {
+    // SAFETY: paging out keeps what is in a page; a clean page that was freed
+    // lazily may turn to zero at any time.
+    let _ = unsafe {
+        Teardown::new(Operation::PageOut)
+            .partial_folios(PartialFolios::Split)
+            .run_raw([(range.start() as *mut u8, range.len())])
+    };
+    let mix = crate::mapping::folio_mix(range)?;
+    Ok(Settled {
+        freed_bytes: mix.empty_bytes,
+        kept_bytes: range.len() - mix.empty_bytes,
+    })
 }

@@ -1,6 +1,11 @@
 //! The real kernel.
 
-use super::{ENOSYS, Kernel, affinity::Cpus, last_errno, node, probe};
+use super::{
+    ENOSYS, Kernel,
+    affinity::Cpus,
+    last_errno, node,
+    probe::{self, Laziness},
+};
 use crate::{
     error::Errno,
     mapping::{
@@ -70,12 +75,12 @@ impl Kernel for Linux {
     type Mappings = LiveMappings;
 
     fn advise(&self, range: PageRange, advice: Advice) -> Result<(), Errno> {
-        advise(range, advice)
+        advise(range, substitute(advice))
     }
 
     fn advise_vector(&self, ranges: &[PageRange], advice: Advice) -> Option<Result<usize, Errno>> {
         let pidfd = self.pidfd.as_ref()?;
-        match process_madvise(pidfd.raw(), ranges, advice) {
+        match process_madvise(pidfd.raw(), ranges, substitute(advice)) {
             Err(ENOSYS) => None,
             answer => Some(answer),
         }
@@ -114,6 +119,14 @@ impl Kernel for Linux {
 
     fn stay_on(&self, node: usize, allowed: &Cpus) {
         node::stay_on(node, allowed);
+    }
+}
+
+/// Where lazy freeing is not lazy, or not allowed, pages are discarded.
+fn substitute(advice: Advice) -> Advice {
+    match advice {
+        Advice::Free if probe::laziness() != Laziness::Lazy => Advice::DontNeed,
+        other => other,
     }
 }
 

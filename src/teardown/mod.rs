@@ -313,6 +313,8 @@ impl<'a> Teardown<'a> {
             // First: khugepaged can be quicker than a long job.
             no_collapse::tell(&Linux::plain(), pages, report);
         }
+        report.eager = self.operation == Operation::LazyFree
+            && sys::probe::laziness() != sys::probe::Laziness::Lazy;
         let settles = self.operation.splits_folios() && self.partial_folios != PartialFolios::Split;
         if settles && let Some(folios) = Folios::around(pages) {
             let (kernel, operation) = (Linux::plain(), self.operation);

@@ -150,3 +150,46 @@ impl Drop for Swap {
         eprintln!("/dev/zram{} is left", self.number);
     }
 }
+
+/// A control group with a limit on memory and no swap, removed at the end.
+pub struct LittleMemory(PathBuf);
+
+impl LittleMemory {
+    pub fn make(bytes: usize) -> io::Result<Self> {
+        let name = format!("mmzap-test-memory-{}", std::process::id());
+        let old = PathBuf::from("/sys/fs/cgroup/memory");
+        let (parent, limit) = if old.join("memory.limit_in_bytes").exists() {
+            (old, "memory.limit_in_bytes")
+        } else {
+            (PathBuf::from("/sys/fs/cgroup"), "memory.max")
+        };
+        let this = Self(parent.join(name));
+        fs::create_dir(&this.0)?;
+        fs::write(this.0.join(limit), bytes.to_string())?;
+        let swap = this.0.join("memory.swap.max");
+        if swap.exists() {
+            fs::write(swap, "0")?;
+        }
+        Ok(this)
+    }
+
+    /// The file to which a process writes its number to join.
+    pub fn door(&self) -> PathBuf {
+        self.0.join("cgroup.procs")
+    }
+}
+
+impl Drop for LittleMemory {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            match fs::remove_dir(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                Err(error) => return eprintln!("{} is left: {error}", self.0.display()),
+                Ok(()) => return,
+            }
+        }
+        eprintln!("{} is left: busy", self.0.display());
+    }
+}
