@@ -4,7 +4,7 @@ mod support;
 
 use std::{fs, thread, time::Duration};
 
-use mmzap::{Cancel, Operation, PageRange, PartialFolios, Reason, Teardown, mapping};
+use mmzap::{Cancel, Operation, PageRange, PartialFolios, Reason, Teardown, lazy::Cache, mapping};
 use support::{
     memory::*,
     settings::{Setting, Swap},
@@ -189,6 +189,32 @@ fn paging_out_discards_nothing_even_if_asked() {
     sys::unmap(addr, LEN).unwrap();
 }
 
+/// A cache that frees lazily, and hands out parts of runs, splits no folio.
+fn a_cache_of_lazy_runs_splits_nothing() {
+    let (addr, _settings) = folios_of(HUGE);
+    let before = counter("thp_split_page");
+    let cache = Cache::new();
+    cache.set_delay(Duration::ZERO);
+    // SAFETY: nobody uses the memory.
+    assert!(unsafe { cache.put(addr as *mut u8, LEN) });
+    let lazy = || {
+        let _ = cache.take(1 << 40); // does what is due
+        cache.stats().lazy_bytes
+    };
+    until("lazy freeing", || lazy() == LEN);
+    assert_eq!(counter("thp_split_page"), before);
+    // A part that ends in the middle of a huge page.
+    let part = LEN - HUGE - HUGE / 2;
+    let run = cache.take(part).expect("a run");
+    fill(run.addr.addr(), part);
+    // SAFETY: as above.
+    assert!(unsafe { cache.put(run.addr, run.len) });
+    until("lazy freeing", || lazy() == LEN);
+    assert_eq!(counter("thp_split_page"), before);
+    assert_eq!(cache.stats().refused_bytes, 0);
+    assert_eq!(cache.purge(), LEN);
+}
+
 fn the_mix_of_a_range_is_told() {
     let (addr, _settings) = folios_of(HUGE);
     // One huge page gone, one in small pages, the others whole.
@@ -264,6 +290,7 @@ fn main() {
             a_cancelled_job_leaves_the_edges_as_well,
             parts_are_done_like_the_rest_if_asked,
             paging_out_discards_nothing_even_if_asked,
+            a_cache_of_lazy_runs_splits_nothing,
             the_mix_of_a_range_is_told,
             khugepaged_keeps_off_if_asked,
         ],
