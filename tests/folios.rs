@@ -18,6 +18,9 @@ const LEN: usize = 32 * MIB;
 /// must stay until the test is over.
 fn folios_of(bytes: usize) -> (usize, Vec<Setting>) {
     support::needs_root();
+    if those_there(&[bytes]).is_empty() {
+        support::skip(format_args!("this kernel has no folios of {bytes} bytes"));
+    }
     let room = "/sys/kernel/mm/transparent_hugepage";
     let mut settings = vec![switch(format!("{room}/enabled"), "madvise")];
     for entry in fs::read_dir(room).expect(room).flatten() {
@@ -37,6 +40,19 @@ fn folios_of(bytes: usize) -> (usize, Vec<Setting>) {
     sys::hint(addr, LEN, sys::HUGE_PAGES).expect("huge pages");
     fill(addr, LEN);
     (addr, settings)
+}
+
+/// The sizes among these that this kernel has: before Linux 6.8, that of huge
+/// pages alone.
+fn those_there(sizes: &[usize]) -> Vec<usize> {
+    let room = |bytes| {
+        format!(
+            "/sys/kernel/mm/transparent_hugepage/hugepages-{}kB",
+            bytes / 1024
+        )
+    };
+    let there = |bytes: &usize| *bytes == HUGE || fs::exists(room(*bytes)).is_ok_and(|is| is);
+    sizes.iter().copied().filter(there).collect()
 }
 
 fn switch(path: String, value: &str) -> Setting {
@@ -72,7 +88,7 @@ fn folios_at_the_edges_stay_whole() {
     support::needs_root();
     // Without swap, a page-out splits whatever cannot go.
     let _swap = support::needs("swap in memory (zram)", Swap::make(16 * LEN));
-    for bytes in [64 * 1024, 256 * 1024, HUGE] {
+    for bytes in those_there(&[HUGE, 64 * 1024, 256 * 1024]) {
         for operation in [Operation::LazyFree, Operation::PageOut, Operation::Cold] {
             let (addr, _settings) = folios_of(bytes);
             let before = splits(bytes);
@@ -94,7 +110,7 @@ fn folios_at_the_edges_stay_whole() {
 }
 
 fn parts_of_folios_are_discarded_if_asked() {
-    for bytes in [64 * 1024, HUGE] {
+    for bytes in those_there(&[HUGE, 64 * 1024]) {
         let (addr, _settings) = folios_of(bytes);
         let before = counter("thp_split_page");
         let range = (addr + bytes / 2, LEN - bytes);
@@ -223,7 +239,8 @@ fn the_mix_of_a_range_is_told() {
         &mut Teardown::new(Operation::Discard),
         &[(addr + HUGE, PAGE)],
     );
-    let mix = mapping::folio_mix(PageRange::new(addr, LEN, PAGE).unwrap()).expect("6.7");
+    let range = PageRange::new(addr, LEN, PAGE).unwrap();
+    let mix = support::needs("PAGEMAP_SCAN", mapping::folio_mix(range));
     assert_eq!(mix.empty_bytes, HUGE + PAGE);
     assert_eq!(mix.small_bytes, HUGE - PAGE);
     assert_eq!(mix.huge_bytes, LEN - 2 * HUGE);
@@ -252,7 +269,8 @@ fn khugepaged_keeps_off_if_asked() {
         let report = run(&mut job, &ranges);
         assert_eq!(report.bytes_done, LEN - LEN / HUGE * PAGE);
         let range = PageRange::new(addr, LEN, PAGE).unwrap();
-        let refilled = || mapping::folio_mix(range).expect("6.7").huge_bytes;
+        let mix = || support::needs("PAGEMAP_SCAN", mapping::folio_mix(range));
+        let refilled = || mix().huge_bytes;
         if no_collapse {
             let scans = || counter_of(&format!("{room}/full_scans"));
             let before = scans();

@@ -279,13 +279,13 @@ impl Lender for Equals {
     }
 }
 
-/// Runs batches of 1 ms for each thread that is in the kernel with others.
+/// Runs batches of 5 ms, and `penalty` more for each other thread in the kernel.
 fn tuned(penalty: Duration) -> (Report, Tuner) {
     let inside = AtomicUsize::new(0);
     let kernel = Scripted {
         on_advise: Some(Box::new(move || {
             let others = inside.fetch_add(1, Ordering::SeqCst);
-            thread::sleep(Duration::from_millis(1) + penalty * others as u32);
+            thread::sleep(Duration::from_millis(5) + penalty * others as u32);
             inside.fetch_sub(1, Ordering::SeqCst);
         })),
         ..Scripted::with(vec![Fake::new(0, 300 * PAGE, &[])])
@@ -297,11 +297,11 @@ fn tuned(penalty: Duration) -> (Report, Tuner) {
             lender: &Equals,
             ..orders(Width::Found(Box::new(|| Tuner::new(2, 2))))
         },
-        &mut Wide(batches(300).into_iter()),
+        &mut Wide(batches(200).into_iter()),
         &mut |_| {},
         &mut report,
     );
-    assert_eq!(report.bytes_done, 300 * PAGE);
+    assert_eq!(report.bytes_done, 200 * PAGE);
     (report, tuner.expect("the tuner"))
 }
 
@@ -309,7 +309,7 @@ fn tuned(penalty: Duration) -> (Report, Tuner) {
 fn a_job_finds_out_whether_a_second_thread_pays() {
     let (report, tuner) = tuned(Duration::ZERO);
     assert_eq!(tuner.settled(), 2, "{report:?}");
-    let (report, tuner) = tuned(Duration::from_millis(5));
+    let (report, tuner) = tuned(Duration::from_millis(15));
     assert_eq!(tuner.settled(), 1, "{report:?}");
     assert_eq!(report.max_active, 1);
 }
