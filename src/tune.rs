@@ -37,7 +37,7 @@ const SURE_TO_NARROW: f64 = 1.0;
 const SURE_TO_STOP: f64 = 2.0;
 
 /// Samples of a rung count up to this many: the mean follows a slow change.
-const MEMORY: f64 = 64.0;
+const MEMORY: f64 = 256.0;
 
 /// After this many batches what was seen on a rung counts half.
 const HALF_LIFE: f64 = 256.0;
@@ -56,14 +56,22 @@ const TRIAL_MAX: u32 = 128;
 
 /// Batches for which a neighbour that was no use is left alone, in this job
 /// and the next ones; then the machine may have changed. Twice as many each
-/// time that it is no use again, since a trial can be dear: two threads that
-/// page out do a third of what one does.
+/// time that it is no use again, and more with the square of what a trial
+/// costs: two threads that page out do a third of what one does.
 const REST: u64 = 256;
 const REST_MAX: u64 = 1024;
+const REST_DEAR_MAX: u64 = 8192;
 
-/// The rate of the last few samples beside that of all: apart by this much,
-/// the work is another.
+/// How long neighbours rest at most when the work has become another.
+const REST_AFTER_SHIFT: u64 = 64;
+
+/// The pace of the last samples beside that of all: apart by this much, the
+/// work is another.
 const SHIFT: f64 = 0.4;
+
+/// Those last samples: so many that one thread whose CPU is taken away for
+/// some periods does not look like other work.
+const RECENT: f64 = 32.0;
 
 /// Finds the width with which one kind of work goes fastest.
 #[derive(Clone, Debug)]
@@ -112,6 +120,7 @@ struct Trial {
     samples: u32,
     /// Those of helpers.
     helpers: usize,
+    seen: Seen,
 }
 
 /// What a comparison with the settled rung says.
@@ -186,7 +195,7 @@ impl Tuner {
             self.note(rung, bytes as f64, seconds);
             if rung == standing {
                 self.missed = 0;
-                self.judge(by_helper);
+                self.judge(bytes as f64, seconds, by_helper);
                 return self.width();
             }
         }
@@ -205,9 +214,9 @@ impl Tuner {
 
     fn note(&mut self, index: usize, bytes: f64, seconds: f64) {
         if index == self.settled && self.trial.is_none() {
-            self.recent.add(bytes, seconds, f64::from(PATIENCE));
+            self.recent.add(bytes, seconds, RECENT);
             let known = &self.rungs[index].seen;
-            let enough = known.samples.min(self.recent.samples) >= f64::from(PATIENCE);
+            let enough = self.recent.samples >= RECENT - 1.0;
             if enough && (self.recent.pace() / known.pace() - 1.0).abs() > SHIFT {
                 self.forget();
             }
@@ -218,25 +227,35 @@ impl Tuner {
         rung.last = self.now;
     }
 
-    /// Other work: only where we stand is known, and only from here on.
+    /// Other work: nothing of what was seen counts. What showed it is half of
+    /// the old.
     fn forget(&mut self) {
         for rung in &mut self.rungs {
-            *rung = Rung::new(rung.width);
+            rung.seen = Seen::default();
+            rung.rests_until = rung.rests_until.min(self.now + REST_AFTER_SHIFT);
         }
-        let settled = &mut self.rungs[self.settled];
-        (settled.seen, settled.last) = (self.recent, self.now);
+        self.recent = Seen::default();
         self.patience = PATIENCE;
+        self.waited = 0;
     }
 
-    fn judge(&mut self, by_helper: bool) {
+    fn judge(&mut self, bytes: f64, seconds: f64, by_helper: bool) {
         match self.trial.as_mut() {
             Some(trial) => {
                 trial.samples += 1;
                 trial.helpers += usize::from(by_helper);
+                trial.seen.add(bytes, seconds, MEMORY);
                 let trial = *trial;
                 // The batches of slow helpers come last.
                 let complete =
                     trial.helpers + 1 >= self.rungs[trial.rung].width || trial.samples >= TRIAL_MAX;
+                // What was seen in earlier trials was other work.
+                let known = &self.rungs[trial.rung].seen;
+                if complete && (trial.seen.pace() / known.pace() - 1.0).abs() > SHIFT {
+                    self.end_trial();
+                    self.forget();
+                    return;
+                }
                 match self.compare(trial.rung) {
                     Verdict::Better if complete => {
                         self.settled = trial.rung;
@@ -246,7 +265,8 @@ impl Tuner {
                     }
                     Verdict::NoUse => {
                         self.patience = (self.patience * 2).min(PATIENCE_MAX);
-                        self.rungs[trial.rung].rest_from(self.now);
+                        let dear = self.rungs[self.settled].rate() / self.rungs[trial.rung].rate();
+                        self.rungs[trial.rung].rest_from(self.now, dear);
                         self.end_trial();
                     }
                     _ if complete && trial.samples >= TRIAL => self.end_trial(),
@@ -262,6 +282,7 @@ impl Tuner {
                         rung,
                         samples: 0,
                         helpers: 0,
+                        seen: Seen::default(),
                     });
                 }
             }
@@ -327,7 +348,7 @@ impl Tuner {
             .unwrap_or(0)
             .min(standing.saturating_sub(1));
         for rung in &mut self.rungs[below + 1..] {
-            rung.rest_from(self.now);
+            rung.rest_from(self.now, 1.0);
         }
         if self.settled > below {
             self.settled = below;
@@ -352,8 +373,12 @@ impl Rung {
         self.width as f64 * self.seen.pace()
     }
 
-    fn rest_from(&mut self, now: u64) {
-        self.rest = (self.rest * 2).clamp(REST, REST_MAX);
+    /// Is left alone for a while; a trial of it costs `dear` times the work.
+    fn rest_from(&mut self, now: u64, dear: f64) {
+        let wish = (REST as f64 * dear.max(1.0).powi(2)) as u64;
+        // One trial can be wrong, and is not believed for ever.
+        let most = (self.rest * 4).clamp(REST_MAX, REST_DEAR_MAX);
+        self.rest = wish.max((self.rest * 2).min(REST_MAX)).clamp(REST, most);
         self.rests_until = now + self.rest;
     }
 

@@ -92,6 +92,11 @@ impl Book {
         self.page_shift = page_bytes.trailing_zeros();
     }
 
+    /// Takes the slots away; the book is as new then.
+    pub(super) fn strip(&mut self) -> &'static mut [Slot] {
+        std::mem::replace(self, Self::new()).slots
+    }
+
     pub(super) fn is_equipped(&self) -> bool {
         !self.slots.is_empty()
     }

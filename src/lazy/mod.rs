@@ -111,7 +111,8 @@ pub struct Stats {
     pub refused_bytes: u64,
 }
 
-/// A cache of free page runs; see the [module](self).
+/// A cache of free page runs; see the [module](self). Dropped, it gives back
+/// what it holds.
 ///
 /// It can be a static, serves any number of threads, allocates nothing on the
 /// heap while it holds its lock, and keeps no notes in the pages themselves,
@@ -152,6 +153,24 @@ struct Counts {
 impl fmt::Debug for Cache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Cache").field(&self.stats()).finish()
+    }
+}
+
+/// What the cache holds ends; runs that were discarded stay mapped.
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.purge();
+        let slots = match self.book.get_mut() {
+            Ok(book) => book.strip(),
+            Err(broken) => broken.into_inner().strip(),
+        };
+        let bytes = slots_bytes();
+        if let Some(range) = PageRange::new(slots.as_ptr().addr(), bytes, sys::page_bytes())
+            && !slots.is_empty()
+        {
+            // SAFETY: mapped by `equip`, with this length, and in no use now.
+            drop(unsafe { Region::adopt(range) });
+        }
     }
 }
 
@@ -499,13 +518,12 @@ impl Cache {
 
     fn equip(&self, book: &mut Book) -> bool {
         let page = sys::page_bytes();
-        let bytes = (SLOTS * size_of::<Slot>()).next_multiple_of(page);
-        let Ok(region) = Region::map(bytes) else {
+        let Ok(region) = Region::map(slots_bytes()) else {
             return false;
         };
         let slots = region.leak().start() as *mut Slot;
-        // SAFETY: the mapping is new, large enough, never unmapped, and known
-        // to nobody else; zeros are a valid `Slot`.
+        // SAFETY: the mapping is new, large enough, unmapped only with the book,
+        // and known to nobody else; zeros are a valid `Slot`.
         book.equip(
             unsafe { std::slice::from_raw_parts_mut(slots, SLOTS) },
             page,
@@ -583,6 +601,10 @@ impl Batch {
     fn bytes(&self) -> usize {
         self.runs().map(|run| run.len()).sum()
     }
+}
+
+fn slots_bytes() -> usize {
+    (SLOTS * size_of::<Slot>()).next_multiple_of(sys::page_bytes())
 }
 
 fn whole_pages(len: usize) -> Option<usize> {

@@ -244,18 +244,20 @@ fn two_threads_that_hinder_each_other_much_cost_a_job_little() {
 #[test]
 fn a_slow_helper_is_not_taken_for_a_fast_one() {
     // Together, and what the helper does while the caller does 1.
-    let machines: [(Curve, f64, usize); 3] = [
-        (|width| if width == 1 { 1e9 } else { 0.95e9 }, 0.12, 1),
-        (|width| if width == 1 { 1e9 } else { 0.70e9 }, 0.17, 1),
-        (|width| if width == 1 { 1e9 } else { 1.40e9 }, 0.40, 2),
+    let machines: [(Curve, f64); 4] = [
+        (|width| if width == 1 { 1e9 } else { 0.95e9 }, 0.12),
+        (|width| if width == 1 { 1e9 } else { 0.85e9 }, 0.25),
+        (|width| if width == 1 { 1e9 } else { 0.70e9 }, 0.17),
+        (|width| if width == 1 { 1e9 } else { 1.40e9 }, 0.40),
     ];
-    for (rate, helper, right) in machines {
+    for (rate, helper) in machines {
         for seed in 1..=SEEDS {
             let mut tuner = Tuner::new(2, START);
             let mut machine = Machine::new(rate, seed);
             machine.helper = helper;
             machine.run(&mut tuner, JOB);
-            assert_eq!(tuner.settled(), right, "seed {seed}, helper {helper}");
+            let share = rate(tuner.settled()) / best(rate, 2);
+            assert!(share >= 0.9, "seed {seed}, helper {helper}: {share:.2}");
         }
     }
 }
