@@ -64,7 +64,8 @@ impl Reclaim {
                 })
             }));
         }
-        let rounds = Rounds::measure(variants, runs, Order::Same, progress)?;
+        // What ran before leaves its marks on the swap device.
+        let rounds = Rounds::measure(variants, runs, Order::Alternating, progress)?;
         let mut rows = rounds.rows(len as u64, |sample| sample.seconds);
         for row in &mut rows {
             row.threads = (row.variant == "naive").then_some(NAIVE_THREADS);
