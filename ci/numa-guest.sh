@@ -128,7 +128,11 @@ if [ "$everything" ]; then
     check bench mmzap bench free --size 512M --runs 3
 fi
 for program in /tests/*; do
-    check "${program#/tests/}" "$program"
+    skips=
+    # Emulated, a simulation takes minutes, and a millisecond is not one.
+    [ "$program" != /tests/mmzap ] || skips='--skip tune::tests --skip a_job_finds_out'
+    # shellcheck disable=SC2086
+    check "${program#/tests/}" "$program" $skips
 done
 if [ -z "$failed" ]; then
     echo "guest: all passed"

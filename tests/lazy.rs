@@ -235,10 +235,9 @@ impl Blocks<'_> {
         let layout = Layout::from_size_align(size, 16).unwrap();
         let pattern = self.below(usize::MAX >> 1);
         match self.below(8) {
-            // SAFETY (all of them): the layouts are those of the blocks, which
-            // are used by nobody else and not after they are freed.
             0..=2 if self.held.len() < 24 => {
                 let zeroed = self.below(2) == 0;
+                // SAFETY: the layout has a size.
                 let addr = unsafe {
                     if zeroed {
                         self.alloc.alloc_zeroed(layout)
@@ -248,6 +247,7 @@ impl Blocks<'_> {
                 };
                 assert!(!addr.is_null());
                 if zeroed {
+                    // SAFETY: the block is ours, and zeros are bytes.
                     let bytes = unsafe { std::slice::from_raw_parts(addr, size) };
                     assert!(bytes.iter().all(|byte| *byte == 0), "{size} bytes");
                 }
@@ -257,6 +257,7 @@ impl Blocks<'_> {
             3 if !self.held.is_empty() => {
                 let index = self.below(self.held.len());
                 let (addr, old, old_pattern) = self.held[index];
+                // SAFETY: a block of this layout, not used at its old place after.
                 let new = unsafe { self.alloc.realloc(addr as *mut u8, old, size) }.addr();
                 assert_ne!(new, 0);
                 Self::check(new, addr, old.size().min(size), old_pattern);
@@ -267,6 +268,7 @@ impl Blocks<'_> {
                 let index = self.below(self.held.len());
                 let (addr, layout, pattern) = self.held.swap_remove(index);
                 Self::check(addr, addr, layout.size(), pattern);
+                // SAFETY: a block of this layout, not used any more.
                 unsafe { self.alloc.dealloc(addr as *mut u8, layout) };
             }
             _ => {}
