@@ -173,6 +173,14 @@ impl Tuner {
         self.rungs[self.settled].width
     }
 
+    /// Whether one thread works, and no second one is about to be tried:
+    /// batches may be as long as one thread likes them.
+    pub(crate) fn stays_at_one(&self) -> bool {
+        let second = self.rungs.get(1);
+        self.standing() == 0
+            && second.is_none_or(|second| second.rests_until > self.now + REST_AFTER_SHIFT)
+    }
+
     /// Told of a finished batch, and of the number of threads that were busy
     /// while it ran; answers with the width from now on.
     ///

@@ -62,6 +62,9 @@ pub(super) trait Plan: Iterator<Item = Planned> {
     /// Told how long a batch of the caller's took; answers whether helpers
     /// would be of use for what is left.
     fn pace(&mut self, batch_bytes: usize, took: Duration, width: usize) -> bool;
+
+    /// Told, after that, that nobody will help for a while all the same.
+    fn alone(&mut self, batch_bytes: usize, took: Duration);
 }
 
 /// How many threads a job may have.
@@ -390,7 +393,7 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
     /// Whether helpers are of use, by what the last batch took.
     fn pace(&mut self, plan: &mut impl Plan, bytes: usize, took: Duration) -> bool {
         if self.make_tuner.is_none() {
-            return plan.pace(bytes, took, self.job.upper());
+            return self.pace_tuned(plan, bytes, took, self.job.upper());
         }
         if plan.pace(bytes, took, 2)
             && let Some(make) = self.make_tuner.take()
@@ -400,9 +403,18 @@ impl<K: Kernel + Send + 'static> Caller<'_, K> {
             self.job.max_active.set(tuner.width());
             // Nobody else sets it.
             let _ = self.job.tuner.set(Mutex::new(tuner));
-            return plan.pace(bytes, took, upper);
+            return self.pace_tuned(plan, bytes, took, upper);
         }
         false
+    }
+
+    fn pace_tuned(&self, plan: &mut impl Plan, bytes: usize, took: Duration, upper: usize) -> bool {
+        let helped = plan.pace(bytes, took, upper);
+        let tuner = self.job.tuner.get();
+        if tuner.is_some_and(|tuner| lock(tuner).stays_at_one()) {
+            plan.alone(bytes, took);
+        }
+        helped
     }
 
     /// Takes a step of the plan; answers whether there was one.

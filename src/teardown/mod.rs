@@ -535,6 +535,13 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> job::Plan for Paced<R, M> {
         }
         step.helped || (self.fixed && width > 1)
     }
+
+    fn alone(&mut self, batch_bytes: usize, took: Duration) {
+        if !self.fixed {
+            let step = pace::next(batch_bytes, took, self.left_bytes, 1);
+            self.gather.set_batch_bytes(step.batch_bytes);
+        }
+    }
 }
 
 /// Cuts bytes inward to pages of this system; says what falls off.

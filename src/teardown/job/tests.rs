@@ -30,6 +30,8 @@ impl<I: Iterator<Item = Planned>> Plan for Wide<I> {
     fn pace(&mut self, _: usize, _: Duration, width: usize) -> bool {
         width > 1
     }
+
+    fn alone(&mut self, _: usize, _: Duration) {}
 }
 
 fn batches(count: usize) -> Vec<Planned> {
