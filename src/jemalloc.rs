@@ -11,21 +11,28 @@
 //!
 //! // All arenas, and pages lazily free after five milliseconds.
 //! jemalloc::install_everywhere(Some(Duration::from_millis(5)))?;
-//! # Ok::<(), jemalloc::Refused>(())
+//! // Even if the program goes quiet.
+//! let _keeper = jemalloc::keep(Duration::from_millis(2))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 use std::{
     ffi::{CString, c_uint, c_void},
     fmt, io,
     mem::size_of,
-    ptr,
+    process, ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
 use tikv_jemalloc_sys::{extent_hooks_t, mallctl};
 
 use crate::{
-    operation::{Advice, Operation},
+    operation::Operation,
     range::PageRange,
     sys::{
         self,
@@ -38,6 +45,14 @@ use crate::{
 
 /// From this size on several threads work on one extent.
 const PARALLEL_BYTES: usize = 64 << 20;
+
+/// How long pages that were freed lazily are kept where that was not set. It
+/// was jemalloc's own default, and costs nobody memory.
+const LAZY_DECAY_MS: isize = 10_000;
+
+/// How many arenas there can be is how all of them are named
+/// (`MALLCTL_ARENAS_ALL`).
+const ALL_ARENAS: &str = "arena.4096";
 
 /// What hooks answer with.
 #[allow(non_camel_case_types, reason = "as jemalloc has it")]
@@ -74,6 +89,10 @@ struct Hooks {
 /// life of the arena (`arena.<i>.extent_hooks`). An arena that does not exist
 /// yet is made. Doing it again changes nothing.
 ///
+/// jemalloc frees nothing lazily where `arena.<i>.muzzy_decay_ms` is 0, which
+/// is its default: then it becomes ten seconds, after which pages that nobody
+/// wanted are discarded.
+///
 /// # Errors
 /// [`Refused`] where there can be no such arena.
 pub fn install(arena: u32) -> Result<(), Refused> {
@@ -105,7 +124,12 @@ pub fn install(arena: u32) -> Result<(), Refused> {
         },
         theirs,
     }));
-    write(&name, &raw mut hooks.ours)
+    write(&name, &raw mut hooks.ours)?;
+    let decay = format!("arena.{arena}.muzzy_decay_ms");
+    if read::<isize>(&decay)? == 0 {
+        write(&decay, LAZY_DECAY_MS)?;
+    }
+    Ok(())
 }
 
 /// [`install`] for every arena that threads are given by turns
@@ -124,6 +148,56 @@ pub fn install_everywhere(delay: Option<Duration>) -> Result<(), Refused> {
         }
     }
     Ok(())
+}
+
+/// Lets jemalloc look at what is due in all arenas, again and again.
+///
+/// jemalloc looks when its functions are called, and its own background thread
+/// ten times a second. With this, what was freed is given up at its time even if
+/// the program goes quiet, at the price of a thread that wakes every `period`.
+/// It is never a real-time one, ends when this is dropped, and is gone in the
+/// child of a fork.
+#[derive(Debug)]
+pub struct Keeper {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+/// Starts a [`Keeper`].
+///
+/// # Errors
+/// Those of starting a thread.
+pub fn keep(period: Duration) -> io::Result<Keeper> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let thread = sys::thread::spawn_quiet("mmzap-jemalloc", move || {
+        sys::thread::leave_real_time();
+        let decay = format!("{ALL_ARENAS}.decay");
+        while !stopped.load(Ordering::Acquire) {
+            let nothing = ptr::null_mut();
+            // It is refused while an arena is being made or destroyed.
+            let _next_time = control(&decay, nothing, ptr::null_mut(), nothing, 0);
+            thread::park_timeout(period);
+        }
+    })?;
+    Ok(Keeper {
+        stop,
+        thread: Some(thread),
+        process: process::id(),
+    })
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take()
+            && self.process == process::id()
+        {
+            thread.thread().unpark();
+            let _it_does_not_panic = thread.join();
+        }
+    }
 }
 
 fn read<T: Copy>(name: &str) -> Result<T, Refused> {
@@ -204,6 +278,20 @@ unsafe fn job(operation: Operation, part: PageRange) -> bool {
     report.bytes_done == part.len()
 }
 
+/// # Safety
+/// jemalloc gives up what is in that part of an extent.
+unsafe fn purge(operation: Operation, part: Option<PageRange>, arena: c_uint) -> c_bool {
+    let done = part.is_some_and(|part| {
+        if in_parallel(part, arena) {
+            // SAFETY: passed on.
+            unsafe { job(operation, part) }
+        } else {
+            advise(part, operation.advice()).is_ok()
+        }
+    });
+    if done { !LEFT } else { LEFT }
+}
+
 unsafe extern "C" fn purge_lazy(
     _: *mut extent_hooks_t,
     addr: *mut c_void,
@@ -212,19 +300,11 @@ unsafe extern "C" fn purge_lazy(
     length: usize,
     arena: c_uint,
 ) -> c_bool {
-    let Some(part) = part(addr, offset, length) else {
-        return LEFT;
-    };
     if probe::laziness() != Laziness::Lazy {
         return LEFT; // it then asks for a forced purge
     }
-    let done = if in_parallel(part, arena) {
-        // SAFETY: jemalloc gives the contents up.
-        unsafe { job(Operation::LazyFree, part) }
-    } else {
-        advise(part, Advice::Free).is_ok()
-    };
-    !done
+    // SAFETY: that is what jemalloc asks for.
+    unsafe { purge(Operation::LazyFree, part(addr, offset, length), arena) }
 }
 
 unsafe extern "C" fn purge_forced(
@@ -235,16 +315,8 @@ unsafe extern "C" fn purge_forced(
     length: usize,
     arena: c_uint,
 ) -> c_bool {
-    let Some(part) = part(addr, offset, length) else {
-        return LEFT;
-    };
-    let done = if in_parallel(part, arena) {
-        // SAFETY: jemalloc gives the contents up, and counts on zeros.
-        unsafe { job(Operation::Discard, part) }
-    } else {
-        advise(part, Advice::DontNeed).is_ok()
-    };
-    !done
+    // SAFETY: that is what jemalloc asks for; it counts on zeros afterwards.
+    unsafe { purge(Operation::Discard, part(addr, offset, length), arena) }
 }
 
 unsafe extern "C" fn dalloc(
@@ -311,80 +383,46 @@ unsafe extern "C" fn alloc(
     }
 }
 
-unsafe extern "C" fn commit(
-    hooks: *mut extent_hooks_t,
+/// A hook that does what the one before did, or nothing.
+macro_rules! pass_on {
+    ($name:ident($($argument:ident: $kind:ty),* $(,)?)) => {
+        unsafe extern "C" fn $name(hooks: *mut extent_hooks_t, $($argument: $kind),*) -> c_bool {
+            // SAFETY: passed on as it came.
+            unsafe {
+                let (before, theirs) = theirs(hooks);
+                before.$name.map_or(LEFT, |hook| hook(theirs, $($argument),*))
+            }
+        }
+    };
+}
+
+pass_on!(commit(
     addr: *mut c_void,
     size: usize,
     offset: usize,
     length: usize,
     arena: c_uint,
-) -> c_bool {
-    // SAFETY: passed on as it came.
-    unsafe {
-        let (before, theirs) = theirs(hooks);
-        before
-            .commit
-            .is_none_or(|hook| hook(theirs, addr, size, offset, length, arena))
-    }
-}
-
-unsafe extern "C" fn decommit(
-    hooks: *mut extent_hooks_t,
+));
+pass_on!(decommit(
     addr: *mut c_void,
     size: usize,
     offset: usize,
     length: usize,
     arena: c_uint,
-) -> c_bool {
-    // SAFETY: passed on as it came.
-    unsafe {
-        let (before, theirs) = theirs(hooks);
-        before
-            .decommit
-            .is_none_or(|hook| hook(theirs, addr, size, offset, length, arena))
-    }
-}
-
-unsafe extern "C" fn split(
-    hooks: *mut extent_hooks_t,
+));
+pass_on!(split(
     addr: *mut c_void,
     size: usize,
     first: usize,
     second: usize,
     committed: c_bool,
     arena: c_uint,
-) -> c_bool {
-    // SAFETY: passed on as it came.
-    unsafe {
-        let (before, theirs) = theirs(hooks);
-        before
-            .split
-            .is_none_or(|hook| hook(theirs, addr, size, first, second, committed, arena))
-    }
-}
-
-unsafe extern "C" fn merge(
-    hooks: *mut extent_hooks_t,
+));
+pass_on!(merge(
     first: *mut c_void,
     first_size: usize,
     second: *mut c_void,
     second_size: usize,
     committed: c_bool,
     arena: c_uint,
-) -> c_bool {
-    // SAFETY: passed on as it came.
-    unsafe {
-        let (before, theirs) = theirs(hooks);
-        before.merge.is_none_or(|hook| {
-            hook(
-                theirs,
-                first,
-                first_size,
-                second,
-                second_size,
-                committed,
-                arena,
-            )
-        })
-    }
-}
+));

@@ -9,7 +9,7 @@ use std::{
 };
 
 use mmzap::{Operation, Teardown};
-use support::{memory::*, sys};
+use support::{forked, memory::*, sys};
 
 const LEN: usize = 32 * MIB;
 
@@ -26,21 +26,6 @@ fn job(mut check: impl FnMut()) {
     assert_eq!((report.bytes_done, accounted(&report)), (LEN, LEN));
     assert_eq!(present_pages(addr, LEN), 0);
     sys::unmap(addr, LEN).unwrap();
-}
-
-/// Forks; the child runs `body` and must end well and in time.
-fn forked(body: impl FnOnce() + std::panic::UnwindSafe) {
-    match sys::fork().expect("a fork") {
-        Some(child) => {
-            let status = sys::wait_for(child).expect("the child");
-            assert!(status.success(), "the child: {status}");
-        }
-        None => {
-            sys::alarm(60);
-            let done = std::panic::catch_unwind(body);
-            sys::leave_now(if done.is_ok() { 0 } else { 101 });
-        }
-    }
 }
 
 fn a_child_has_helpers_of_its_own() {

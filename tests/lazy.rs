@@ -16,7 +16,7 @@ use mmzap::{
     Alloc, LARGE_BYTES, Operation, PageRange, Teardown,
     lazy::{self, Cache, End},
 };
-use support::{memory::*, settings::LittleMemory, sys};
+use support::{forked, memory::*, settings::LittleMemory, sys};
 
 const RUN: usize = 4 * MIB;
 
@@ -126,6 +126,54 @@ fn a_keeper_does_it_while_the_program_is_quiet() {
     drop(keeper);
     put_filled(&CACHE, 1);
     CACHE.purge();
+}
+
+/// Far more threads than CPUs, so that whoever wakes the keeper is often put to
+/// sleep in the middle of it.
+fn the_keeper_misses_no_run_of_a_crowd() {
+    static CACHE: Cache = Cache::new();
+    let _keeper = CACHE.keep().expect("a thread");
+    for round in 0..100 {
+        thread::scope(|scope| {
+            for _ in 0..24 {
+                scope.spawn(|| {
+                    let run = CACHE.take(PAGE).or_else(|| CACHE.map(PAGE).ok());
+                    let run = run.expect("memory");
+                    // SAFETY: nobody uses the run.
+                    assert!(unsafe { CACHE.put(run.addr, run.len) });
+                });
+            }
+        });
+        // It does not look by itself for 250 ms while there is only lazy memory,
+        // and for ever while there is none.
+        let quiet = (0..2000).any(|_| {
+            thread::sleep(Duration::from_millis(1));
+            CACHE.stats().hot_bytes == 0
+        });
+        assert!(quiet, "round {round}: {:?}", CACHE.stats());
+        CACHE.purge();
+    }
+}
+
+/// The list of runs is as large as the allocator's large blocks, and must not
+/// be allocated while the cache is locked.
+fn a_cache_under_the_global_allocator_answers() {
+    #[global_allocator]
+    static ALLOC: Alloc<System> = Alloc::new(System);
+    let cache = ALLOC.cache();
+    cache.set_delay(Duration::ZERO);
+    let runs: Vec<_> = (0..6000)
+        .map(|_| cache.map(PAGE).expect("memory"))
+        .collect();
+    for run in &runs {
+        // SAFETY: nobody uses the run.
+        assert!(unsafe { cache.put(run.addr, run.len) });
+    }
+    until("lazy", cache, |stats| stats.hot_bytes == 0);
+    let taken = cache.taken_by_kernel_bytes().expect("6.7");
+    assert!(taken >= 6000 * PAGE, "never touched: {taken}");
+    assert!(format!("{cache:?}").contains("lazy_bytes"));
+    cache.purge();
 }
 
 const GROUP: usize = 256 * MIB;
@@ -353,26 +401,16 @@ fn forks() {
             });
         }
         for _ in 0..200 {
-            match sys::fork().expect("a fork") {
-                Some(child) => {
-                    let status = sys::wait_for(child).expect("the child");
-                    assert!(status.success(), "the child: {status}");
+            forked(|| {
+                let mut blocks = Blocks {
+                    alloc: &ALLOC,
+                    held: Vec::new(),
+                    dice: 77,
+                };
+                for _ in 0..50 {
+                    blocks.step();
                 }
-                None => {
-                    sys::alarm(60);
-                    let mut blocks = Blocks {
-                        alloc: &ALLOC,
-                        held: Vec::new(),
-                        dice: 77,
-                    };
-                    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                        for _ in 0..50 {
-                            blocks.step();
-                        }
-                    }));
-                    sys::leave_now(if done.is_ok() { 0 } else { 101 });
-                }
-            }
+            });
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -406,6 +444,8 @@ fn main() {
             what_nobody_wants_becomes_lazy_and_then_ends,
             the_bound_in_bytes_is_kept,
             a_keeper_does_it_while_the_program_is_quiet,
+            the_keeper_misses_no_run_of_a_crowd,
+            a_cache_under_the_global_allocator_answers,
             a_hog_in_the_same_group_gets_the_memory_without_swap,
             blocks_keep_every_word_while_the_kernel_takes_what_is_free,
             a_child_does_not_hang_in_its_parents_cache,

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     range::PageRange,
-    sys::{self, mmap::Region, stop},
+    sys::{self, futex, mmap::Region, stop},
 };
 
 /// Threads that can be stopped; a process with more leaves plainly. A power of
@@ -146,7 +146,7 @@ impl Island {
                 .store((&raw const here).addr(), Ordering::Relaxed);
             slot.stopped.store(1, Ordering::Release);
             self.workers_ready.fetch_add(1, Ordering::Release);
-            stop::futex_wake(&self.workers_ready);
+            futex::wake(&self.workers_ready);
         }
     }
 
@@ -162,19 +162,19 @@ impl Island {
             let Some(left) = deadline.checked_sub(stop::now()) else {
                 return false;
             };
-            stop::futex_wait(&self.workers_ready, ready, Some(left));
+            futex::wait(&self.workers_ready, ready, Some(left));
         }
     }
 
     pub(super) fn wait_for_go(&self) {
         while self.go.load(Ordering::Acquire) == 0 {
-            stop::futex_wait(&self.go, 0, None);
+            futex::wait(&self.go, 0, None);
         }
     }
 
     pub(super) fn go(&self) {
         self.go.store(1, Ordering::Release);
-        stop::futex_wake(&self.go);
+        futex::wake(&self.go);
     }
 
     /// The slot of a thread, taken for it if it has none yet; `None` if there

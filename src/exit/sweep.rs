@@ -14,7 +14,7 @@ use crate::{
     pace::{BATCH_BYTES_MAX, FIRST_BYTES},
     range::PageRange,
     sys::{
-        ENOENT,
+        ENOENT, futex,
         stop::{self, Raw},
     },
 };
@@ -151,7 +151,7 @@ fn stuck(island: &Island, done: u32) -> bool {
         let Some(left) = deadline.checked_sub(stop::now()) else {
             return true;
         };
-        stop::futex_wait(&island.done, done, Some(left));
+        futex::wait(&island.done, done, Some(left));
     }
     false
 }
@@ -167,7 +167,7 @@ pub(super) fn work(island: &Island) {
             }
         }
         island.done.fetch_add(1, Ordering::Release);
-        stop::futex_wake(&island.done);
+        futex::wake(&island.done);
     }
 }
 

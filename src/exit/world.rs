@@ -8,7 +8,7 @@ use std::{
 
 use super::island::{Island, Slot};
 use crate::sys::{
-    ENOENT, ESRCH,
+    ENOENT, ESRCH, futex,
     stop::{self, Raw},
 };
 
@@ -39,7 +39,7 @@ pub(super) fn stop(island: &Island) -> bool {
             }) if all_told_are_still(island) => return true,
             Some(_) if stop::now() > deadline => return false,
             Some(Pass { running: 0, .. }) => {}
-            Some(_) => stop::futex_wait(&island.stops, stops, Some(NAP)),
+            Some(_) => futex::wait(&island.stops, stops, Some(NAP)),
         }
     }
 }
@@ -162,7 +162,7 @@ extern "C" fn on_stop(_: c_int, _: *mut c_void, context: *mut c_void) {
             .store((&raw const here).addr(), Ordering::Relaxed);
         slot.stopped.store(1, Ordering::Release);
         island.stops.fetch_add(1, Ordering::Release);
-        stop::futex_wake(&island.stops);
+        futex::wake(&island.stops);
     }
     stop::park();
 }

@@ -3,6 +3,7 @@
 //! Pure, and without allocation: an allocator uses it, so it keeps its notes in
 //! slots that it is given, and never in the free pages, which must stay clean.
 
+use super::batch::Batch;
 use crate::range::PageRange;
 
 /// What is in a free run.
@@ -68,6 +69,9 @@ pub(super) struct Book {
     /// Bins whose list is not empty, by state.
     filled: [u128; 3],
     bytes: [usize; 3],
+    /// Slots in lists, and those of runs that are worked on.
+    used: usize,
+    away: usize,
     page_shift: u32,
 }
 
@@ -81,6 +85,8 @@ impl Book {
             lists: [[EMPTY; BINS]; 3],
             filled: [0; 3],
             bytes: [0; 3],
+            used: 0,
+            away: 0,
             page_shift: 12,
         }
     }
@@ -106,17 +112,46 @@ impl Book {
         self.bytes[state as usize]
     }
 
-    pub(super) fn all_bytes(&self) -> usize {
-        self.bytes.iter().sum()
+    /// Bytes of all runs that may have memory behind them.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.bytes(State::Hot) + self.bytes(State::Lazy)
     }
 
-    /// Notes a run that became free, or came to this state, at `since`; `false`
-    /// if there is no slot for it.
-    ///
-    /// What enters a list later is not older than what is in it, so that the
-    /// oldest is at one end.
+    /// Notes a run that became free at `since`; `false` if there is no slot for
+    /// it.
     #[must_use]
     pub(super) fn put(&mut self, run: PageRange, state: State, since: u64) -> bool {
+        self.used + self.away < self.slots.len() && self.note(run, state, since)
+    }
+
+    /// Takes the runs that `next` takes, as many as there is room for; their
+    /// slots stay theirs until [`put_back`](Self::put_back).
+    pub(super) fn take_batch(
+        &mut self,
+        next: impl Fn(&mut Self) -> Option<PageRange>,
+    ) -> Option<Batch> {
+        let batch = Batch::of(std::iter::from_fn(|| next(self)))?;
+        self.away += batch.count();
+        Some(batch)
+    }
+
+    /// Ends a batch; `runs`, not more than were in it, are what is left of it.
+    pub(super) fn put_back(
+        &mut self,
+        batch: &Batch,
+        runs: impl Iterator<Item = PageRange>,
+        state: State,
+        since: u64,
+    ) {
+        self.away -= batch.count();
+        for run in runs.take(batch.count()) {
+            let _there_is_a_slot = self.note(run, state, since);
+        }
+    }
+
+    /// What enters a list later is not older than what is in it, so that the
+    /// oldest is at one end.
+    fn note(&mut self, run: PageRange, state: State, since: u64) -> bool {
         let index = if self.unused != NONE {
             let index = self.unused;
             self.unused = self.slots[index as usize].older;
@@ -148,6 +183,7 @@ impl Book {
         }
         self.filled[state as usize] |= 1 << bin;
         self.bytes[state as usize] += run.len();
+        self.used += 1;
         true
     }
 
@@ -169,13 +205,12 @@ impl Book {
             let run = self.remove(index, bin, state)?;
             if run.len() < len {
                 // Only in the last bin, where all sizes meet.
-                let _ = self.put(run, state, since);
+                let _there_is_a_slot = self.note(run, state, since);
                 continue;
             }
             let (taken, rest) = run.split_at(run.start() + len);
             if let Some(rest) = rest {
-                // There is a slot: that of the run itself.
-                let _ = self.put(rest, state, since);
+                let _there_is_a_slot = self.note(rest, state, since);
             }
             return taken.map(|taken| (taken, state));
         }
@@ -242,6 +277,7 @@ impl Book {
             self.filled[state as usize] &= !(1 << bin);
         }
         self.bytes[state as usize] -= slot.len;
+        self.used -= 1;
         self.slots[index as usize] = Slot {
             older: self.unused,
             ..Slot::UNUSED
@@ -302,140 +338,4 @@ pub(crate) fn rounded_len(len: usize, page_bytes: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const PAGE: usize = 4096;
-
-    fn book(slots: usize) -> Book {
-        let mut book = Book::new();
-        book.equip(Vec::leak(vec![Slot::UNUSED; slots]), PAGE);
-        book
-    }
-
-    fn run(page: usize, pages: usize) -> PageRange {
-        PageRange::new(page * PAGE, pages * PAGE, PAGE).expect("pages")
-    }
-
-    #[test]
-    fn bins_are_where_their_sizes_say() {
-        for pages in 1..100_000 {
-            let bin = bin(pages);
-            assert!(bin_pages(bin) <= pages, "{pages}");
-            assert!(bin_pages(bin + 1) > pages, "{pages}");
-            let rounded = rounded_len(pages * PAGE, PAGE).expect("a size") / PAGE;
-            assert!(
-                rounded >= pages && rounded * 4 <= pages * 5 + 4,
-                "{pages}: {rounded}"
-            );
-        }
-        assert_eq!(rounded_len(usize::MAX, PAGE), None);
-        assert!(rounded_len(usize::MAX / 4, PAGE).is_some());
-    }
-
-    #[test]
-    fn hot_before_lazy_and_the_newest_first() {
-        let mut book = book(8);
-        assert!(book.put(run(0, 16), State::Lazy, 1));
-        assert!(book.put(run(100, 16), State::Hot, 2));
-        assert!(book.put(run(200, 16), State::Hot, 3));
-        assert_eq!(book.take(16 * PAGE), Some((run(200, 16), State::Hot)));
-        assert_eq!(book.take(16 * PAGE), Some((run(100, 16), State::Hot)));
-        assert_eq!(book.take(16 * PAGE), Some((run(0, 16), State::Lazy)));
-        assert_eq!(book.take(16 * PAGE), None);
-    }
-
-    #[test]
-    fn a_larger_run_is_split_and_one_much_larger_is_spared() {
-        let mut book = book(8);
-        assert!(book.put(run(0, 24), State::Hot, 1));
-        assert_eq!(book.take(8 * PAGE), None);
-        assert_eq!(book.take(16 * PAGE), Some((run(0, 16), State::Hot)));
-        assert_eq!(book.take(8 * PAGE), Some((run(16, 8), State::Hot)));
-    }
-
-    #[test]
-    fn the_oldest_go_first_whatever_their_size() {
-        let mut book = book(8);
-        for (page, pages, since) in [(0, 8, 5), (100, 300, 3), (500, 1, 4)] {
-            assert!(book.put(run(page, pages), State::Hot, since));
-        }
-        assert_eq!(book.oldest_since(State::Hot), Some(3));
-        assert_eq!(book.take_oldest(State::Hot, 2), None);
-        assert_eq!(book.take_oldest(State::Hot, 4), Some(run(100, 300)));
-        assert_eq!(book.take_oldest(State::Hot, 4), Some(run(500, 1)));
-        assert_eq!(book.take_oldest(State::Hot, 4), None);
-        assert_eq!(book.take_oldest(State::Lazy, u64::MAX), None);
-    }
-
-    #[test]
-    fn a_full_book_takes_no_more() {
-        let mut book = book(2);
-        assert!(book.put(run(0, 4), State::Hot, 1));
-        assert!(book.put(run(10, 4), State::Clean, 1));
-        assert!(!book.put(run(20, 4), State::Hot, 1));
-        assert!(book.take(4 * PAGE).is_some());
-        assert!(book.put(run(20, 4), State::Hot, 1));
-        assert!(!Book::new().put(run(0, 1), State::Hot, 1));
-        assert_eq!(Book::new().take(PAGE), None);
-    }
-
-    #[derive(Clone, Debug)]
-    enum Step {
-        Free(usize),
-        Take(usize),
-        Move(usize, usize, u64),
-    }
-
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let step = prop_oneof![
-            (1_usize..300).prop_map(Step::Free),
-            (1_usize..300).prop_map(Step::Take),
-            (0_usize..3, 0_usize..3, 0_u64..10).prop_map(|(a, b, ago)| Step::Move(a, b, ago)),
-        ];
-        proptest::collection::vec(step, 1..200)
-    }
-
-    proptest! {
-        /// No page is ever free twice, lost, or handed out while it is used.
-        #[test]
-        fn every_page_is_somewhere_once(steps in steps()) {
-            let mut book = book(64);
-            let (mut next, mut free) = (0, std::collections::BTreeSet::new());
-            for (now, step) in steps.into_iter().enumerate() {
-                let now = now as u64;
-                match step {
-                    Step::Free(pages) => {
-                        let run = run(next, pages);
-                        next += pages + 1;
-                        if book.put(run, State::Hot, now) {
-                            free.extend((run.start()..run.end()).step_by(PAGE));
-                        }
-                    }
-                    Step::Take(pages) => {
-                        if let Some((run, _)) = book.take(pages * PAGE) {
-                            prop_assert_eq!(run.len(), pages * PAGE);
-                            for page in (run.start()..run.end()).step_by(PAGE) {
-                                prop_assert!(free.remove(&page));
-                            }
-                        }
-                    }
-                    Step::Move(from, to, ago) => {
-                        if let Some(run) = book.take_oldest(STATES[from], now.saturating_sub(ago)) {
-                            prop_assert!(book.put(run, STATES[to], now));
-                        }
-                    }
-                }
-                let listed: Vec<_> = STATES
-                    .iter()
-                    .flat_map(|state| book.runs(*state).collect::<Vec<_>>())
-                    .flat_map(|run| (run.start()..run.end()).step_by(PAGE))
-                    .collect();
-                prop_assert_eq!(listed.len() * PAGE, book.all_bytes());
-                prop_assert_eq!(listed.len(), free.len());
-                prop_assert!(listed.iter().all(|page| free.contains(page)));
-            }
-        }
-    }
-}
+mod tests;

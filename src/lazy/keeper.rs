@@ -1,17 +1,17 @@
 //! A thread that does for a cache what is due, at its time.
 
 use std::{
-    fs, io,
+    fs, io, process,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use super::{Cache, State};
-use crate::sys;
+use super::{Cache, State, micros};
+use crate::sys::{self, futex};
 
 /// How often age and memory pressure are looked at while there is anything.
 const LOOK: Duration = Duration::from_millis(250);
@@ -26,18 +26,20 @@ const PRESSURE_PERCENT: u64 = 10;
 /// With it, what is freed is reclaimable after the cache's delay even if the
 /// program goes quiet, old runs end when they are old, and everything is given
 /// back when tasks stall for want of memory (/proc/pressure/memory, where the
-/// kernel has it). The thread sleeps while there is nothing to do, stands back
-/// from others as helpers do, and is gone in the child of a fork.
+/// kernel has it). The thread sleeps while there is nothing to do, is never a
+/// real-time one, and is gone in the child of a fork.
 #[derive(Debug)]
 pub struct Keeper {
     cache: &'static Cache,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// In the child of a fork the thread is not there.
+    process: u32,
 }
 
 impl Cache {
     /// Starts a thread that does what is due, at its time. One for each cache
-    /// is enough; a second one replaces the first in being woken.
+    /// is enough.
     ///
     /// # Errors
     /// Those of starting a thread.
@@ -45,19 +47,20 @@ impl Cache {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = sys::thread::spawn_quiet("mmzap-lazy", move || self.run_keeper(&stopped))?;
-        *self.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.thread().clone());
         Ok(Keeper {
             cache: self,
             stop,
             thread: Some(thread),
+            process: process::id(),
         })
     }
 
     fn run_keeper(&self, stop: &AtomicBool) {
+        sys::thread::leave_real_time();
         let (mut stalled, mut looked) = (stalled_micros(), 0);
         while !stop.load(Ordering::Acquire) {
             let now = sys::thread::monotonic_micros();
-            self.settle(now);
+            self.do_due(now);
             if now - looked > micros(LOOK) {
                 let all = stalled_micros();
                 let since = all.zip(stalled).map_or(0, |(all, before)| all - before);
@@ -66,8 +69,8 @@ impl Cache {
                 }
                 (stalled, looked) = (all, now);
             }
-            let Some((hot_since, anything)) = self.book().map(|book| {
-                let anything = book.bytes(State::Hot) + book.bytes(State::Lazy) > 0;
+            let Some((hot_since, anything)) = self.book.lock().map(|book| {
+                let anything = book.held_bytes() > 0;
                 (book.oldest_since(State::Hot), anything)
             }) else {
                 return;
@@ -85,29 +88,27 @@ impl Cache {
 
     /// Until a run comes; if there is `anything`, not for long.
     fn wait(&self, anything: bool, stop: &AtomicBool) {
-        self.keeper_waits.store(true, Ordering::SeqCst);
+        self.keeper_waits.store(1, Ordering::SeqCst);
         // A run that came before the word was out would wake nobody.
-        let hot = self.book().is_some_and(|book| book.bytes(State::Hot) > 0);
-        if !hot && !stop.load(Ordering::Acquire) {
-            if anything {
-                thread::park_timeout(LOOK);
-            } else {
-                thread::park();
-            }
+        let hot = self
+            .book
+            .lock()
+            .is_some_and(|book| book.bytes(State::Hot) > 0);
+        if !hot && !stop.load(Ordering::SeqCst) {
+            futex::wait(&self.keeper_waits, 1, anything.then_some(LOOK));
         }
-        self.keeper_waits.store(false, Ordering::Relaxed);
+        self.keeper_waits.store(0, Ordering::Relaxed);
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // It does not panic; in the child of a fork it is not there.
-            if !self.cache.is_elsewhere() {
-                let _ = thread.join();
-            }
+        self.stop.store(true, Ordering::SeqCst);
+        self.cache.wake_keeper();
+        if let Some(thread) = self.thread.take()
+            && self.process == process::id()
+        {
+            let _it_does_not_panic = thread.join();
         }
     }
 }
@@ -117,8 +118,4 @@ fn stalled_micros() -> Option<u64> {
     let text = fs::read_to_string("/proc/pressure/memory").ok()?;
     let line = text.lines().find(|line| line.starts_with("some "))?;
     line.rsplit_once("total=")?.1.trim().parse().ok()
-}
-
-fn micros(time: Duration) -> u64 {
-    time.as_micros() as u64
 }

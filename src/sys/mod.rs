@@ -9,6 +9,7 @@
 pub(crate) mod affinity;
 pub(crate) mod cores;
 pub(crate) mod folio_sizes;
+pub(crate) mod futex;
 pub(crate) mod linux;
 pub(crate) mod mmap;
 pub(crate) mod node;

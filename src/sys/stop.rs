@@ -279,39 +279,6 @@ pub(crate) fn interrupted_stack(context: *const c_void) -> usize {
     }
 }
 
-/// Sleeps while `word` is `expected`, at most for `limit`.
-pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, limit: Option<Duration>) {
-    let limit = limit.map(|limit| libc::timespec {
-        tv_sec: limit.as_secs() as libc::time_t,
-        tv_nsec: limit.subsec_nanos() as libc::c_long,
-    });
-    let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the word and the time outlive the call. Any answer is fine: the
-    // caller looks at the word again.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            expected,
-            limit,
-        )
-    };
-}
-
-/// Wakes whoever sleeps on `word`.
-pub(crate) fn futex_wake(word: &AtomicU32) {
-    // SAFETY: the word outlives the call.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            c_int::MAX,
-        )
-    };
-}
-
 /// Monotonic time, without the vDSO's data being needed afterwards.
 pub(crate) fn now() -> Duration {
     let mut time = libc::timespec {

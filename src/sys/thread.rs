@@ -51,9 +51,8 @@ fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Leaves a real-time class that was inherited, and stands back from the
-/// program's own threads. What is refused stays as it was.
-pub(crate) fn stand_back() {
+/// Leaves a real-time class that was inherited. What is refused stays as it was.
+pub(crate) fn leave_real_time() {
     // SAFETY: plain numbers and a struct of one; 0 is the calling thread.
     unsafe {
         let policy = libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK;
@@ -62,6 +61,14 @@ pub(crate) fn stand_back() {
             let normal = libc::sched_param { sched_priority: 0 };
             libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const normal);
         }
+    }
+}
+
+/// [`leave_real_time`], and stands back from the program's own threads.
+pub(crate) fn stand_back() {
+    leave_real_time();
+    // SAFETY: plain numbers.
+    unsafe {
         let thread = libc::syscall(libc::SYS_gettid) as libc::id_t;
         let now = libc::getpriority(libc::PRIO_PROCESS, thread);
         libc::setpriority(libc::PRIO_PROCESS, thread, now.saturating_add(NICE).min(19));

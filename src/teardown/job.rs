@@ -1,5 +1,7 @@
 //! One job: the batches that lie ready, who may take them, and the account.
 
+mod caller;
+
 use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -8,15 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use caller::Caller;
 use crossbeam_utils::CachePadded;
 
 use super::{
-    Progress, execute,
+    Cancel, Progress, execute,
     shelves::{Shelves, Takers},
 };
 use crate::{
     crew::{self, Lender, MaxActive, Work},
-    error::Errno,
     gather::{Batch, Planned},
     mapping::smaps::HiddenTraits,
     operation::Operation,
@@ -25,46 +27,11 @@ use crate::{
     tune::Tuner,
 };
 
-/// Batches ready when the caller goes into the kernel, for each thread: nobody
-/// runs dry before it is back.
-const READY_PER_THREAD: usize = 4;
-
-/// And at most: crossbeam's deque holds this many without growing.
-const READY_MAX: usize = 63;
-
-/// Stops a job between two batches, from any thread.
-///
-/// ```
-/// let cancel = mmzap::Cancel::default();
-/// let job = mmzap::Teardown::new(mmzap::Operation::Discard).cancel(&cancel);
-/// cancel.now();
-/// # drop(job);
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
-
-impl Cancel {
-    /// Stops the jobs that were given this token, for good. Batches in the
-    /// kernel are finished; the rest is reported as cancelled.
-    pub fn now(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether [`now`](Self::now) was called.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// Where the batches come from.
 pub(super) trait Plan: Iterator<Item = Planned> {
     /// Told how long a batch of the caller's took; answers whether helpers
-    /// would be of use for what is left.
+    /// would be of use for what is left, if there can be `width` threads.
     fn pace(&mut self, batch_bytes: usize, took: Duration, width: usize) -> bool;
-
-    /// Told, after that, that nobody will help for a while all the same.
-    fn alone(&mut self, batch_bytes: usize, took: Duration);
 }
 
 /// How many threads a job may have.
@@ -168,22 +135,8 @@ impl<K: Kernel + Send + 'static> Job<K> {
             tally: Mutex::default(),
             finished: Condvar::new(),
         });
-        let mut caller = Caller {
-            work: Arc::clone(&job) as Arc<dyn Work>,
-            job: &job,
-            shelves: &shelves,
-            lender: orders.lender,
-            make_tuner,
-            refused: None,
-            asked: false,
-            helped: false,
-        };
-        if let Some((bytes, took)) = orders.telling {
-            caller.learn(plan, bytes, took);
-        }
-        caller.drain(plan, progress);
-        let refused = caller.refused;
-        drop(caller); // waits for the helpers
+        let caller = Caller::new(&job, &shelves, orders.lender, make_tuner);
+        let refused = caller.run(orders.telling, plan, progress);
         let tally = std::mem::take(&mut *job.tally());
         report.helpers_refused = report.helpers_refused.or(refused);
         tally.add_to(report);
@@ -336,154 +289,6 @@ impl<K: Kernel + Send + 'static> Work for Job<K> {
             }
         }
         self.seated.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The calling thread's side; dropping it waits for what helpers have taken,
-/// also when a progress callback panics, so that nobody works on memory whose
-/// owner has gone.
-struct Caller<'a, K: Kernel + Send + 'static> {
-    work: Arc<dyn Work>,
-    job: &'a Job<K>,
-    shelves: &'a Shelves,
-    lender: &'a dyn Lender,
-    make_tuner: Option<Box<dyn FnOnce() -> Tuner>>,
-    refused: Option<Errno>,
-    asked: bool,
-    /// Whether helpers would be of use, by the pace so far.
-    helped: bool,
-}
-
-impl<K: Kernel + Send + 'static> Caller<'_, K> {
-    fn drain(&mut self, plan: &mut impl Plan, progress: &mut dyn FnMut(usize)) {
-        let mut planned_all = false;
-        while !planned_all || !self.shelves.is_empty() {
-            let ready = self.ready();
-            while !planned_all
-                && (self.shelves.len() < ready || (self.helped && self.shelves.lack()))
-            {
-                planned_all = !self.step(plan);
-            }
-            self.recruit();
-            if let Some(batch) = self.shelves.pop(self.job.home) {
-                let began = Instant::now();
-                self.job.finish(&batch, None);
-                let took = began.elapsed();
-                // The callback may change the width: the next step knows.
-                let done_bytes = self.job.tally().done_bytes; // unlocked again
-                progress(done_bytes);
-                self.learn(plan, batch.bytes(), took);
-            }
-        }
-    }
-
-    /// What a batch of the caller's says about the rest of the job.
-    fn learn(&mut self, plan: &mut impl Plan, bytes: usize, took: Duration) {
-        let alone = !self.helped;
-        self.helped = self.pace(plan, bytes, took);
-        self.job.helped.store(self.helped, Ordering::Relaxed);
-        if let Some(tuner) = self.job.tuner.get()
-            && alone
-            && self.helped
-        {
-            lock(tuner).sample(bytes, took, Some(1), false);
-        }
-    }
-
-    /// Whether helpers are of use, by what the last batch took.
-    fn pace(&mut self, plan: &mut impl Plan, bytes: usize, took: Duration) -> bool {
-        if self.make_tuner.is_none() {
-            return self.pace_tuned(plan, bytes, took, self.job.upper());
-        }
-        if plan.pace(bytes, took, 2)
-            && let Some(make) = self.make_tuner.take()
-        {
-            let tuner = make();
-            let upper = tuner.upper();
-            self.job.max_active.set(tuner.width());
-            // Nobody else sets it.
-            let _ = self.job.tuner.set(Mutex::new(tuner));
-            return self.pace_tuned(plan, bytes, took, upper);
-        }
-        false
-    }
-
-    fn pace_tuned(&self, plan: &mut impl Plan, bytes: usize, took: Duration, upper: usize) -> bool {
-        let helped = plan.pace(bytes, took, upper);
-        let tuner = self.job.tuner.get();
-        if tuner.is_some_and(|tuner| lock(tuner).stays_at_one()) {
-            plan.alone(bytes, took);
-        }
-        helped
-    }
-
-    /// Takes a step of the plan; answers whether there was one.
-    fn step(&self, plan: &mut impl Plan) -> bool {
-        match plan.next() {
-            Some(Planned::Batch(batch)) => self.shelve(batch),
-            Some(Planned::Skip(range, reason)) => {
-                let mut tally = self.job.tally();
-                tally.problems.skip(range.start(), range.len(), reason);
-            }
-            None => return false,
-        }
-        true
-    }
-
-    /// How many batches should lie ready.
-    fn ready(&self) -> usize {
-        if self.helped {
-            (self.job.max_active.get() * READY_PER_THREAD).min(READY_MAX)
-        } else {
-            1 // what is planned later is planned better
-        }
-    }
-
-    fn shelve(&self, batch: Batch) {
-        let kernel = &self.job.kernel;
-        let node = (self.job.nodes > 1).then(|| kernel.node_of(batch.ranges()));
-        self.job.unfinished.fetch_add(1, Ordering::Relaxed);
-        let node = node.flatten().unwrap_or(self.job.home);
-        self.shelves.push(node, batch);
-    }
-
-    /// Offers seats for what lies ready, up to `max_active` and one thread for
-    /// each batch beyond the caller's own.
-    fn recruit(&mut self) {
-        if !self.helped {
-            return;
-        }
-        let wanted = (self.job.max_active.get() - 1).min(self.shelves.len().saturating_sub(1));
-        let seated = self.job.seated.load(Ordering::Relaxed);
-        if wanted <= seated || self.refused.is_some() {
-            return;
-        }
-        self.asked = true;
-        self.job
-            .seated
-            .fetch_add(wanted - seated, Ordering::Relaxed);
-        self.refused = self.lender.post(&self.work, wanted - seated).err();
-    }
-}
-
-impl<K: Kernel + Send + 'static> Drop for Caller<'_, K> {
-    fn drop(&mut self) {
-        if self.asked {
-            self.lender.withdraw(&self.work);
-        }
-        // After a panic: nobody shall take what the caller will not wait for.
-        while let Some(batch) = self.shelves.pop(self.job.home) {
-            self.job.abandoned.store(true, Ordering::Relaxed);
-            self.job.finish(&batch, None);
-        }
-        let mut tally = self.job.tally();
-        while self.job.unfinished.load(Ordering::Acquire) > 0 {
-            tally = self
-                .job
-                .finished
-                .wait(tally)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 

@@ -194,3 +194,18 @@ pub fn wait_for_parent() {
     let mut byte = [0];
     let _ = io::stdin().read(&mut byte);
 }
+
+/// Forks; the child runs `body` and must end well and in time.
+pub fn forked(body: impl FnOnce() + std::panic::UnwindSafe) {
+    match sys::fork().expect("a fork") {
+        Some(child) => {
+            let status = sys::wait_for(child).expect("the child");
+            assert!(status.success(), "the child: {status}");
+        }
+        None => {
+            sys::alarm(60);
+            let done = std::panic::catch_unwind(body);
+            sys::leave_now(if done.is_ok() { 0 } else { 101 });
+        }
+    }
+}

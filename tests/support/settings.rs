@@ -75,26 +75,25 @@ const INNER: &str = "inner";
 
 impl Drop for HalfCpu {
     fn drop(&mut self) {
-        for _ in 0..100 {
-            match fs::remove_dir(self.0.join(INNER)) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    std::thread::sleep(std::time::Duration::from_millis(10));
-                }
-                _ => break, // what is left of it keeps the outer one
-            }
-        }
-        // A process that has just ended can hold a group for a moment.
-        for _ in 0..100 {
-            match fs::remove_dir(&self.0) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    std::thread::sleep(std::time::Duration::from_millis(10));
-                }
-                Err(error) => return eprintln!("{} is left: {error}", self.0.display()),
-                Ok(()) => return,
-            }
-        }
-        eprintln!("{} is left: busy", self.0.display());
+        remove_group(&self.0.join(INNER));
+        remove_group(&self.0);
     }
+}
+
+/// Removes a control group whose last process may have just ended: it holds
+/// the group for a moment.
+fn remove_group(path: &Path) {
+    for _ in 0..100 {
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) => return eprintln!("{} is left: {error}", path.display()),
+            Ok(()) => return,
+        }
+    }
+    eprintln!("{} is left: busy", path.display());
 }
 
 /// Swap in compressed memory, removed at the end.
@@ -181,15 +180,6 @@ impl LittleMemory {
 
 impl Drop for LittleMemory {
     fn drop(&mut self) {
-        for _ in 0..100 {
-            match fs::remove_dir(&self.0) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    std::thread::sleep(std::time::Duration::from_millis(10));
-                }
-                Err(error) => return eprintln!("{} is left: {error}", self.0.display()),
-                Ok(()) => return,
-            }
-        }
-        eprintln!("{} is left: busy", self.0.display());
+        remove_group(&self.0);
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use super::*;
 use crate::{
     crew::OwnThreads,
+    error::Errno,
     gather::Batch,
     range::PageRange,
     sys::scripted::{Fake, Nodes, Scripted},
@@ -30,8 +31,6 @@ impl<I: Iterator<Item = Planned>> Plan for Wide<I> {
     fn pace(&mut self, _: usize, _: Duration, width: usize) -> bool {
         width > 1
     }
-
-    fn alone(&mut self, _: usize, _: Duration) {}
 }
 
 fn batches(count: usize) -> Vec<Planned> {
