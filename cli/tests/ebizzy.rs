@@ -37,6 +37,9 @@ fn every_allocator_is_measured_with_what_it_keeps() {
             for key in ["median_s", "records_per_s", "ratio"] {
                 assert!(row[key].as_f64() > Some(0.0), "{key} in {row}");
             }
+            let faults = row["faults"].as_f64().expect("faults");
+            // The baseline is what it is called: every page of every block.
+            assert_eq!(row["variant"] == "purge", faults > 100.0, "{row}");
             let rss = row["rss_bytes"].as_u64().expect("rss_bytes");
             let lazy = row["reclaimable_bytes"]
                 .as_u64()

@@ -118,6 +118,9 @@ pub struct Row {
     pub rss_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reclaimable_bytes: Option<u64>,
+    /// Page faults of one unit of work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<f64>,
     /// What went out to swap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_bytes: Option<u64>,

@@ -21,6 +21,8 @@ pub struct Sample {
     pub swapped_bytes: Option<u64>,
     pub rss_bytes: Option<u64>,
     pub reclaimable_bytes: Option<u64>,
+    /// Page faults of one unit of work.
+    pub faults: Option<f64>,
     pub splits: Option<Splits>,
 }
 
@@ -146,6 +148,7 @@ impl<'a> Rounds<'a> {
                     swapped_bytes: count(|sample| sample.swapped_bytes),
                     rss_bytes: count(|sample| sample.rss_bytes),
                     reclaimable_bytes: count(|sample| sample.reclaimable_bytes),
+                    faults: figure(|sample| sample.faults),
                     splits: splits.map(Splits::total),
                     split_counters: splits,
                     times_s: times,

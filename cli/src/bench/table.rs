@@ -28,6 +28,9 @@ const COLUMNS: &[Column] = &[
     ("records/s", |row| {
         row.records_per_s.map(|rate| format!("{rate:.0}"))
     }),
+    ("faults", |row| {
+        row.faults.map(|count| format!("{count:.1}"))
+    }),
     ("rss", |row| row.rss_bytes.map(size::show)),
     ("reclaimable", |row| row.reclaimable_bytes.map(size::show)),
     ("p50", |row| row.p50_s.map(seconds)),

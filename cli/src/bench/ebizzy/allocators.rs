@@ -46,10 +46,19 @@ impl Allocator {
         }
     }
 
-    /// What its process finds in the environment.
-    pub fn environment(self) -> Option<(&'static str, &'static str)> {
-        (self == Allocator::Purge)
-            .then_some(("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0"))
+    /// What its process finds in the environment. jemalloc has an arena for each
+    /// thread: where two threads share one, it purges nothing while the other
+    /// is at it, and the block is reused.
+    pub fn environment(self, threads: usize) -> Option<(&'static str, String)> {
+        let decay = match self {
+            Allocator::Purge => ",dirty_decay_ms:0,muzzy_decay_ms:0",
+            Allocator::Jemalloc | Allocator::MmzapJemalloc => "",
+            _ => return None,
+        };
+        Some((
+            "_RJEM_MALLOC_CONF",
+            format!("narenas:{}{decay}", threads + 1),
+        ))
     }
 
     /// Does the work with it.
@@ -69,7 +78,10 @@ impl Allocator {
             }
             #[cfg(feature = "allocators")]
             Allocator::MmzapJemalloc => {
-                mmzap::jemalloc::install_everywhere(Some(std::time::Duration::from_millis(5)))?;
+                use std::time::Duration;
+                mmzap::jemalloc::install_everywhere(Some(Duration::from_millis(5)))?;
+                let keeper = mmzap::jemalloc::keep(Duration::from_millis(2));
+                let _keeper = keeper.context("cannot start a thread")?;
                 workload::run(&tikv_jemallocator::Jemalloc, job)
             }
             #[cfg(not(feature = "allocators"))]

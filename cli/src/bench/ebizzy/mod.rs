@@ -59,8 +59,10 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
     let mut outcome = Outcome::new("ebizzy", "purge", (chunks * CHUNK_BYTES) as u64, runs)?;
     outcome.note = Some(
         "a record is a block of 512 KiB allocated, copied into, searched and freed; times are \
-         those of one record; rss is what the process holds beyond its chunks 10 ms after the \
-         last free, and reclaimable the part of it that the kernel may take at any moment",
+         those of one record, and faults its page faults (128 pages in a block, so that an \
+         allocator that purges at once has about 128); rss is what the process holds beyond its \
+         chunks 10 ms after the last free, and reclaimable the part of it that the kernel may \
+         take at any moment",
     );
     for &threads in threads {
         let variants = allocators::ALL
@@ -93,7 +95,9 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
 
 fn sample(job: &Job) -> Result<Sample> {
     let text = serde_json::to_string(job)?;
-    let mut child = Child::start_job(Task::Ebizzy, &text, job.allocator.environment())?;
+    let word = job.allocator.environment(job.threads);
+    let word = word.as_ref().map(|(name, value)| (*name, value.as_str()));
+    let mut child = Child::start_job(Task::Ebizzy, &text, word)?;
     let text = child.read_to_end()?;
     let status = child.wait()?;
     if !status.success() {
@@ -106,6 +110,7 @@ fn sample(job: &Job) -> Result<Sample> {
     Ok(Sample {
         rss_bytes: Some(measured.rss_bytes),
         reclaimable_bytes: Some(measured.reclaimable_bytes),
+        faults: Some(measured.faults as f64 / measured.records as f64),
         ..Sample::of(measured.seconds / measured.records as f64)
     })
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
-use crate::smaps;
+use crate::{smaps, sys};
 
 pub const CHUNK_BYTES: usize = 512 << 10;
 const RECORDS: usize = CHUNK_BYTES / size_of::<u64>();
@@ -24,6 +24,8 @@ const SETTLES: Duration = Duration::from_millis(10);
 pub struct Measured {
     pub records: u64,
     pub seconds: f64,
+    /// Page faults meanwhile.
+    pub faults: u64,
     /// Resident beyond the chunks, a moment after the last free.
     pub rss_bytes: u64,
     /// Lazily freed, of the above.
@@ -42,6 +44,7 @@ pub fn run<A: GlobalAlloc + Sync>(allocator: &A, job: &Job) -> Result<Measured> 
         })
         .collect::<Result<_>>()?;
     let before = smaps::whole_process()?;
+    let faults = sys::page_faults();
     let stop = AtomicBool::new(false);
     let records = AtomicU64::new(0);
     let began = Instant::now();
@@ -71,11 +74,13 @@ pub fn run<A: GlobalAlloc + Sync>(allocator: &A, job: &Job) -> Result<Measured> 
         }
         Ok(began.elapsed().as_secs_f64())
     })?;
+    let faults = sys::page_faults() - faults;
     thread::sleep(SETTLES);
     let after = smaps::whole_process()?;
     Ok(Measured {
         records: records.into_inner(),
         seconds,
+        faults,
         rss_bytes: after.resident.saturating_sub(before.resident),
         reclaimable_bytes: after.lazy,
     })
