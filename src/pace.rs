@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use crate::operation::Operation;
+
 /// Bytes of the first batch: long enough to be timed (0.2 ms of 4 KiB pages),
 /// short enough not to matter when everybody else waits for it.
 pub(crate) const FIRST_BYTES: usize = 8 << 20;
@@ -40,6 +42,13 @@ const BATCHES_PER_THREAD: u32 = 4;
 /// interrupts that its presence causes.
 const ALONE: Duration = Duration::from_millis(3);
 
+/// The same for lazy freeing. Of folios larger than a page each takes the lock
+/// of the LRU lists, for which two threads wait more than they work: 1 GiB of
+/// them, 3 to 25 ms of work, took two threads 0.8 to 2 times as long as one.
+/// Only 4 KiB pages, which the kernel moves in batches, take longer than this
+/// for each GiB, and gain (docs/measurements.md, `folio`).
+const ALONE_LAZILY: Duration = Duration::from_millis(30);
+
 /// The kernel silently cuts a vector at 2 GiB; well below it.
 pub(crate) const BATCH_BYTES_MAX: usize = 1 << 30;
 
@@ -52,9 +61,33 @@ pub(crate) struct Step {
     pub(crate) helped: bool,
 }
 
+/// How much work one thread does alone, before others are asked for help; once
+/// they are there, [`ALONE`] is enough for them to stay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alone(Duration);
+
+impl Alone {
+    pub(crate) fn before_help(operation: Operation) -> Self {
+        Self(match operation {
+            Operation::LazyFree => ALONE_LAZILY,
+            _ => ALONE,
+        })
+    }
+
+    pub(crate) fn with_help() -> Self {
+        Self(ALONE)
+    }
+}
+
 /// The step after `done_bytes` took the caller `took`, with `left_bytes` to go
 /// on up to `width` threads.
-pub(crate) fn next(done_bytes: usize, took: Duration, left_bytes: usize, width: usize) -> Step {
+pub(crate) fn next(
+    done_bytes: usize,
+    took: Duration,
+    left_bytes: usize,
+    width: usize,
+    alone: Alone,
+) -> Step {
     if took < TELLING && done_bytes < BATCH_BYTES_MAX {
         return Step {
             batch_bytes: done_bytes
@@ -65,7 +98,7 @@ pub(crate) fn next(done_bytes: usize, took: Duration, left_bytes: usize, width: 
     }
     let nanos_per_byte = took.as_secs_f64() * 1e9 / done_bytes.max(1) as f64;
     let left_nanos = left_bytes as f64 * nanos_per_byte;
-    if width <= 1 || left_nanos < ALONE.as_nanos() as f64 {
+    if width <= 1 || left_nanos < alone.0.as_nanos() as f64 {
         // No others to wait for; long batches still serve cancellation.
         let longest = BATCH_MAX.as_nanos() as f64 * f64::from(BATCHES_PER_THREAD);
         return Step {
@@ -103,7 +136,13 @@ mod tests {
     #[test]
     fn four_kib_pages_go_in_batches_of_64_to_128_mib() {
         for gib_per_s in [15.0, 38.0] {
-            let step = next(FIRST_BYTES, at(gib_per_s, FIRST_BYTES), 8 * GIB, 2);
+            let step = next(
+                FIRST_BYTES,
+                at(gib_per_s, FIRST_BYTES),
+                8 * GIB,
+                2,
+                Alone::with_help(),
+            );
             assert!(step.helped);
             assert!(
                 (56 << 20..=160 << 20).contains(&step.batch_bytes),
@@ -119,7 +158,7 @@ mod tests {
         while left > 0 {
             bytes = bytes.min(left);
             left -= bytes;
-            let step = next(bytes, at(gib_per_s, bytes), left, 2);
+            let step = next(bytes, at(gib_per_s, bytes), left, 2, Alone::with_help());
             bytes = step.batch_bytes;
             steps.push(step);
         }
@@ -134,19 +173,36 @@ mod tests {
     }
 
     #[test]
+    fn lazy_freeing_asks_for_help_later_and_keeps_it() {
+        let ten_ms = |alone| next(GIB, at(100.0, GIB), GIB, 2, alone).helped;
+        assert!(!ten_ms(Alone::before_help(Operation::LazyFree)));
+        assert!(ten_ms(Alone::before_help(Operation::Discard)));
+        assert!(ten_ms(Alone::with_help()));
+    }
+
+    #[test]
     fn empty_space_is_no_reason_to_wake_anybody() {
         let steps = steps(30_000.0, 64 * GIB);
         assert!(steps.iter().all(|step| !step.helped));
         assert_eq!(steps[4].batch_bytes, BATCH_BYTES_MAX);
         // The first call of a kind can take as long as the whole job.
-        assert!(!next(FIRST_BYTES, Duration::from_micros(40), GIB, 2).helped);
-        assert!(!next(FIRST_BYTES, Duration::ZERO, GIB, 2).helped);
+        assert!(
+            !next(
+                FIRST_BYTES,
+                Duration::from_micros(40),
+                GIB,
+                2,
+                Alone::with_help()
+            )
+            .helped
+        );
+        assert!(!next(FIRST_BYTES, Duration::ZERO, GIB, 2, Alone::with_help()).helped);
     }
 
     proptest! {
         #[test]
         fn every_answer_is_within_bounds(done in any::<usize>(), nanos in any::<u32>(), left in any::<usize>(), width in 0usize..1000) {
-            let step = next(done, Duration::from_nanos(nanos.into()), left, width);
+            let step = next(done, Duration::from_nanos(nanos.into()), left, width, Alone::with_help());
             prop_assert!((BATCH_BYTES_MIN..=BATCH_BYTES_MAX).contains(&step.batch_bytes));
             prop_assert!(!step.helped || width > 1);
         }

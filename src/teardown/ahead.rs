@@ -12,7 +12,7 @@ use super::{Cancel, Report};
 use crate::{
     gather::BOUNDARY_BYTES,
     operation::Operation,
-    pace,
+    pace::{self, Alone},
     range::PageRange,
     sys::{self, Kernel},
 };
@@ -51,6 +51,7 @@ impl Ahead {
     ) -> Self {
         let mut ahead = Self::none();
         ahead.rest = Some(range);
+        let alone = Alone::before_help(operation);
         while let Some(now) = ahead.rest
             && ahead.telling.is_none()
             && !cancel.is_cancelled()
@@ -73,7 +74,7 @@ impl Ahead {
             ahead.rest = after;
             progress(ahead.done_bytes);
             let left = after.map_or(0, |rest| rest.len());
-            let step = pace::next(piece.len(), took, left, width());
+            let step = pace::next(piece.len(), took, left, width(), alone);
             ahead.batch_bytes = step.batch_bytes;
             ahead.telling = step.helped.then_some((piece.len(), took));
         }

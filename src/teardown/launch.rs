@@ -14,7 +14,7 @@ use crate::{
     gather::{Gather, Planned, Rules},
     mapping::Mappings,
     operation::Operation,
-    pace,
+    pace::{self, Alone},
     range::PageRange,
     report::Report,
     sys::{Kernel, thread},
@@ -72,6 +72,7 @@ impl Teardown<'_> {
                 gather: Gather::new(rest.iter().copied(), kernel.mappings(), rules),
                 left_bytes: total - ahead.done_bytes,
                 fixed: self.batch_bytes.is_some(),
+                alone: Alone::before_help(operation),
             };
             let orders = Orders {
                 operation,
@@ -121,6 +122,8 @@ struct Paced<R, M> {
     left_bytes: usize,
     /// The user has chosen the size of a batch.
     fixed: bool,
+    /// How much work is no reason to ask for help.
+    alone: Alone,
 }
 
 impl<R: Iterator<Item = PageRange>, M: Mappings> Iterator for Paced<R, M> {
@@ -139,7 +142,10 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Iterator for Paced<R, M> {
 
 impl<R: Iterator<Item = PageRange>, M: Mappings> job::Plan for Paced<R, M> {
     fn pace(&mut self, batch_bytes: usize, took: Duration, width: usize) -> bool {
-        let step = pace::next(batch_bytes, took, self.left_bytes, width);
+        let step = pace::next(batch_bytes, took, self.left_bytes, width, self.alone);
+        if step.helped {
+            self.alone = Alone::with_help();
+        }
         if !self.fixed {
             self.gather.set_batch_bytes(step.batch_bytes);
         }
