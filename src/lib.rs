@@ -6,6 +6,7 @@ mod crew;
 mod doctor;
 mod error;
 pub mod exit;
+mod fork_lock;
 pub mod gather;
 #[cfg(feature = "jemalloc")]
 pub mod jemalloc;
@@ -15,11 +16,13 @@ pub mod mapping;
 mod operation;
 mod owned;
 mod pace;
+mod pressure;
 mod range;
 mod report;
 mod sys;
 mod teardown;
 mod tune;
+pub mod volatile;
 
 pub use alloc::{Alloc, LARGE_BYTES};
 pub use crew::{MaxActive, default_max_active, physical_cores};

@@ -53,6 +53,7 @@ pub(crate) enum Advice {
     NoHugePage = 15,
     Cold = 20,
     PageOut = 21,
+    PopulateWrite = 23,
     DontNeedLocked = 24,
 }
 

@@ -8,6 +8,7 @@ mod doctor;
 mod frames;
 mod machine;
 mod memory;
+mod memory_group;
 mod output;
 mod restore;
 mod size;

@@ -1,7 +1,7 @@
 //! A thread that does for a cache what is due, at its time.
 
 use std::{
-    fs, io, process,
+    io, process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,15 +11,10 @@ use std::{
 };
 
 use super::{Cache, State, micros};
-use crate::sys::{self, futex};
-
-/// How often age and memory pressure are looked at while there is anything.
-const LOOK: Duration = Duration::from_millis(250);
-
-/// A share of its time that some task stalls for want of memory, in percent,
-/// from which on everything is given back. Lazily freed pages go by themselves
-/// before, so this much means that they were not enough.
-const PRESSURE_PERCENT: u64 = 10;
+use crate::{
+    pressure::{LOOK, Pressure},
+    sys::{self, futex},
+};
 
 /// Keeps a [`Cache`] up to date for as long as it lives.
 ///
@@ -57,17 +52,17 @@ impl Cache {
 
     fn run_keeper(&self, stop: &AtomicBool) {
         sys::thread::leave_real_time();
-        let (mut stalled, mut looked) = (stalled_micros(), 0);
+        let mut pressure = Pressure::of_machine().ok();
+        let mut looked = 0;
         while !stop.load(Ordering::Acquire) {
             let now = sys::thread::monotonic_micros();
             self.do_due(now);
             if now - looked > micros(LOOK) {
-                let all = stalled_micros();
-                let since = all.zip(stalled).map_or(0, |(all, before)| all - before);
-                if looked > 0 && since * 100 > (now - looked) * PRESSURE_PERCENT {
+                let high = pressure.as_mut().is_some_and(Pressure::is_high);
+                if high && looked > 0 {
                     self.purge();
                 }
-                (stalled, looked) = (all, now);
+                looked = now;
             }
             let Some((hot_since, anything)) = self.book.lock().map(|book| {
                 let anything = book.held_bytes() > 0;
@@ -111,11 +106,4 @@ impl Drop for Keeper {
             let _it_does_not_panic = thread.join();
         }
     }
-}
-
-/// Time that some task of the machine has stalled for want of memory.
-fn stalled_micros() -> Option<u64> {
-    let text = fs::read_to_string("/proc/pressure/memory").ok()?;
-    let line = text.lines().find(|line| line.starts_with("some "))?;
-    line.rsplit_once("total=")?.1.trim().parse().ok()
 }

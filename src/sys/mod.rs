@@ -20,6 +20,7 @@ pub(crate) mod procmap;
 pub(crate) mod scripted;
 pub(crate) mod stop;
 pub(crate) mod thread;
+pub(crate) mod userfault;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -151,6 +152,8 @@ pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
 pub(crate) const EACCES: Errno = Errno(libc::EACCES);
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 pub(crate) const EAGAIN: Errno = Errno(libc::EAGAIN);
+pub(crate) const EEXIST: Errno = Errno(libc::EEXIST);
+pub(crate) const EFAULT: Errno = Errno(libc::EFAULT);
 pub(crate) const EBADF: Errno = Errno(libc::EBADF);
 pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
 pub(crate) const ESRCH: Errno = Errno(libc::ESRCH);

@@ -29,6 +29,7 @@ const SYS_MSEAL: libc::c_long = 462;
 
 pub const NO_HUGE_PAGES: c_int = libc::MADV_NOHUGEPAGE;
 pub const HUGE_PAGES: c_int = libc::MADV_HUGEPAGE;
+pub const MERGE: c_int = libc::MADV_MERGEABLE;
 pub const POPULATE_READ: c_int = 22;
 pub const POPULATE_WRITE: c_int = 23;
 
@@ -83,7 +84,14 @@ pub fn protect(addr: usize, len: usize, protection: c_int) -> io::Result<()> {
 
 /// madvise(2) with advice that keeps contents.
 pub fn hint(addr: usize, len: usize, advice: c_int) -> io::Result<()> {
-    assert!([NO_HUGE_PAGES, HUGE_PAGES, POPULATE_READ, POPULATE_WRITE].contains(&advice));
+    let harmless = [
+        NO_HUGE_PAGES,
+        HUGE_PAGES,
+        MERGE,
+        POPULATE_READ,
+        POPULATE_WRITE,
+    ];
+    assert!(harmless.contains(&advice));
     // SAFETY: these values change no contents.
     checked(unsafe { libc::madvise(addr as *mut c_void, len, advice) }).map(drop)
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::memory_kind::Page;
-use super::{ebizzy, plan, region};
+use super::{ebizzy, plan, region, volatile};
 use crate::size;
 
 /// The hidden command.
@@ -47,6 +47,10 @@ pub enum Task {
     Plan,
     /// Allocate and free, and print how often
     Ebizzy,
+    /// Work on memory that may be taken, and print how much
+    Volatile,
+    /// Want memory until killed
+    Hog,
 }
 
 impl Task {
@@ -61,6 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
     match args.task {
         Task::Plan => return plan::in_child(),
         Task::Ebizzy => return ebizzy::in_child(&args.job),
+        Task::Volatile => return volatile::in_child(&args.job),
+        Task::Hog => return volatile::hog_in_child(&args.job),
         _ => {}
     }
     let len = usize::try_from(args.size)?;
@@ -83,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
             std::mem::forget(mapping);
             mmzap::exit::parallel(EXIT_CODE)
         }
-        Task::Plan | Task::Ebizzy => Ok(()),
+        Task::Plan | Task::Ebizzy | Task::Volatile | Task::Hog => Ok(()),
     }
 }
 

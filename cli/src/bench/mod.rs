@@ -8,6 +8,7 @@ pub mod child;
 mod bystander;
 mod cold;
 mod contents;
+mod dice;
 mod ebizzy;
 mod exit;
 mod folio;
@@ -30,6 +31,7 @@ mod space;
 mod svg;
 mod table;
 mod teardown;
+mod volatile;
 mod width;
 
 use std::fs::{self, OpenOptions};
@@ -102,16 +104,16 @@ pub struct Args {
     /// What stands behind the address space (space)
     #[arg(long, value_enum, default_value = "zero")]
     backing: Backing,
-    /// Numbers of threads that allocate (ebizzy) [default: 1,2,4,8,16,32]
+    /// Numbers of threads that allocate (ebizzy, volatile) [default: 1,2,4,8,16,32]
     #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = threads)]
     threads: Vec<usize>,
-    /// How long each of them runs (ebizzy) [default: 10]
+    /// How long each of them runs (ebizzy, volatile) [default: 10]
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-    /// Blocks of 512 KiB that are searched (ebizzy) [default: 512]
+    /// Blocks of 512 KiB that are searched (ebizzy, volatile) [default: 512]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     chunks: Option<u32>,
-    /// Set up a swap device of compressed memory and remove it afterwards (pageout, cold)
+    /// Set up a swap device of compressed memory and remove it afterwards (pageout, cold, volatile)
     #[arg(long)]
     zram: bool,
 }
@@ -140,6 +142,8 @@ enum Scenario {
     Cold,
     /// Allocators under a load of large blocks, with what they keep (--features allocators)
     Ebizzy,
+    /// Memory that the kernel may take, with and without pressure (root)
+    Volatile,
 }
 
 fn threads(text: &str) -> std::result::Result<usize, String> {
@@ -170,6 +174,7 @@ impl Scenario {
             Scenario::Pageout => pageout::run(settings, progress),
             Scenario::Cold => cold::run(settings, progress),
             Scenario::Ebizzy => ebizzy::run(settings, progress),
+            Scenario::Volatile => volatile::run(settings, progress),
         }
     }
 
@@ -206,16 +211,21 @@ impl Args {
         if self.backing == Backing::Memfd && !any(&[Scenario::Space]) {
             return Err("--backing is for the scenario space");
         }
-        if self.zram && !any(&[Scenario::Pageout, Scenario::Cold]) {
-            return Err("--zram is for the scenarios pageout and cold");
+        if self.zram && !any(&[Scenario::Pageout, Scenario::Cold, Scenario::Volatile]) {
+            return Err("--zram is for the scenarios pageout, cold and volatile");
         }
-        let fixed = [Scenario::Plan, Scenario::Ebizzy];
+        let fixed = [Scenario::Plan, Scenario::Ebizzy, Scenario::Volatile];
         if self.size.is_some() && scenarios.iter().all(|one| fixed.contains(one)) {
-            return Err("the scenario plan has a fixed size, and that of ebizzy is --chunks");
+            return Err(
+                "the scenario plan has a fixed size, and that of ebizzy and volatile \
+                        is --chunks",
+            );
         }
         let load = !self.threads.is_empty() || self.seconds.is_some() || self.chunks.is_some();
-        if load && !any(&[Scenario::Ebizzy]) {
-            return Err("--threads, --seconds and --chunks are for the scenario ebizzy");
+        if load && !any(&[Scenario::Ebizzy, Scenario::Volatile]) {
+            return Err(
+                "--threads, --seconds and --chunks are for the scenarios ebizzy and volatile",
+            );
         }
         Ok(())
     }

@@ -91,6 +91,9 @@ pub struct Row {
     /// Where the rows of a scenario differ in what is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub operation: Option<&'static str>,
+    /// Who else wants memory meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<&'static str>,
     pub median_s: f64,
     pub min_s: f64,
     pub max_s: f64,
@@ -121,6 +124,12 @@ pub struct Row {
     /// Page faults of one unit of work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults: Option<f64>,
+    /// Of one unit of work: how much was gone and had to be made anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub purged: Option<f64>,
+    /// Runs in which the kernel killed the process for want of memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub killed: Option<u64>,
     /// What went out to swap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_bytes: Option<u64>,

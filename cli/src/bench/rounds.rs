@@ -23,6 +23,10 @@ pub struct Sample {
     pub reclaimable_bytes: Option<u64>,
     /// Page faults of one unit of work.
     pub faults: Option<f64>,
+    /// Of one unit of work: how much was gone and had to be made anew.
+    pub purged: Option<f64>,
+    /// 1 where the kernel killed the process that did the work.
+    pub killed: Option<u64>,
     pub splits: Option<Splits>,
 }
 
@@ -129,6 +133,8 @@ impl<'a> Rounds<'a> {
                     .iter()
                     .filter_map(|sample| sample.splits)
                     .reduce(Splits::plus);
+                let killed = samples.iter().filter_map(|sample| sample.killed).max();
+                let killed_count = samples.iter().filter_map(|sample| sample.killed).sum();
                 Row {
                     variant: variant.name,
                     max_active: variant.max_active,
@@ -149,6 +155,8 @@ impl<'a> Rounds<'a> {
                     rss_bytes: count(|sample| sample.rss_bytes),
                     reclaimable_bytes: count(|sample| sample.reclaimable_bytes),
                     faults: figure(|sample| sample.faults),
+                    purged: figure(|sample| sample.purged),
+                    killed: killed.map(|_| killed_count),
                     splits: splits.map(Splits::total),
                     split_counters: splits,
                     times_s: times,

@@ -14,6 +14,7 @@ const COLUMNS: &[Column] = &[
     }),
     ("folio", |row| row.folio_bytes.map(size::show)),
     ("operation", |row| row.operation.map(Into::into)),
+    ("pressure", |row| row.pressure.map(Into::into)),
     ("threads", |row| {
         row.threads.map(|threads| threads.to_string())
     }),
@@ -31,6 +32,8 @@ const COLUMNS: &[Column] = &[
     ("faults", |row| {
         row.faults.map(|count| format!("{count:.1}"))
     }),
+    ("gone", |row| row.purged.map(|share| format!("{share:.3}"))),
+    ("killed", |row| row.killed.map(|runs| runs.to_string())),
     ("rss", |row| row.rss_bytes.map(size::show)),
     ("reclaimable", |row| row.reclaimable_bytes.map(size::show)),
     ("p50", |row| row.p50_s.map(seconds)),

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
+use crate::bench::dice::Dice;
 use crate::{smaps, sys};
 
 pub const CHUNK_BYTES: usize = 512 << 10;
@@ -53,7 +54,7 @@ pub fn run<A: GlobalAlloc + Sync>(allocator: &A, job: &Job) -> Result<Measured> 
             .map(|thread| {
                 let (chunks, stop, records) = (&chunks, &stop, &records);
                 scope.spawn(move || {
-                    let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (thread as u64 + 1));
+                    let mut dice = Dice::new(thread as u64);
                     let mut done = 0;
                     while !stop.load(Ordering::Relaxed) {
                         search(allocator, chunks, &mut dice)?;
@@ -147,15 +148,3 @@ impl<A: GlobalAlloc> Drop for Block<'_, A> {
 // SAFETY: a block is plain memory; only its owner writes to it, and the
 // allocator can be used by all threads.
 unsafe impl<A: GlobalAlloc + Sync> Sync for Block<'_, A> {}
-
-/// A generator of Marsaglia's.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((u128::from(self.0) * count as u128) >> 64) as usize
-    }
-}

@@ -1,0 +1,76 @@
+//! Purging when the machine is short of memory.
+
+use std::{
+    io, process,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread::JoinHandle,
+};
+
+use super::VolatileRegion;
+use crate::{
+    pressure::{LOOK, Pressure},
+    sys,
+};
+
+/// At each look while tasks stall, this part of the region's address space is
+/// purged: all of it within two seconds.
+const PART: usize = 8;
+
+/// Purges a region while tasks of the machine stall for want of memory
+/// (/proc/pressure/memory, where the kernel has it), the oldest pages first.
+///
+/// For programs that feel no pressure of their own: the kernel takes volatile
+/// pages of a group whose limit is reached, or when the machine has none left,
+/// but others can stall before that. The thread looks four times a second, ends
+/// when this is dropped, and is gone in the child of a fork.
+#[derive(Debug)]
+pub struct PurgeOnPressure {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+impl VolatileRegion {
+    /// Starts to purge this region whenever tasks stall for want of memory.
+    ///
+    /// # Errors
+    /// Those of starting a thread, and `NotFound` where the kernel does not say
+    /// who stalls.
+    pub fn purge_on_pressure(self: &Arc<Self>) -> io::Result<PurgeOnPressure> {
+        let mut pressure = Pressure::of_machine()?;
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let (region, stopped) = (Arc::clone(self), Arc::clone(&stop));
+        let thread = sys::thread::spawn_quiet("mmzap-volatile", move || {
+            sys::thread::leave_real_time();
+            let (stopped, bell) = &*stopped;
+            let mut stop = stopped.lock().unwrap_or_else(PoisonError::into_inner);
+            while !*stop {
+                stop = bell
+                    .wait_timeout(stop, LOOK)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
+                if !*stop && pressure.is_high() {
+                    region.purge_now(region.len().div_ceil(PART));
+                }
+            }
+        })?;
+        Ok(PurgeOnPressure {
+            stop,
+            thread: Some(thread),
+            process: process::id(),
+        })
+    }
+}
+
+impl Drop for PurgeOnPressure {
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            return; // the thread and perhaps its lock are not here
+        }
+        *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _it_does_not_panic = thread.join();
+        }
+    }
+}
