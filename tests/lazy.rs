@@ -5,11 +5,11 @@ mod support;
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
-    fs,
+    env, fs,
     os::unix::process::ExitStatusExt as _,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mmzap::{
@@ -331,6 +331,11 @@ fn blocks_under_pressure() {
     if let Err(error) = fs::write(support::case(), std::process::id().to_string()) {
         support::cannot("joining a control group", &error);
     }
+    // A long run says how long (ci/soak.sh).
+    let least = env::var("MMZAP_LAZY_SECONDS").ok();
+    let least = least.map_or(0, |text| text.parse().expect("seconds"));
+    let least = Duration::from_secs(least);
+    let (began, total) = (Instant::now(), AtomicUsize::new(0));
     ALLOC.cache().set_delay(Duration::from_micros(200));
     let keeper = ALLOC.cache().keep().expect("a thread");
     let stop = AtomicBool::new(false);
@@ -345,15 +350,19 @@ fn blocks_under_pressure() {
         });
         let workers: Vec<_> = (1..=3_u64)
             .map(|seed| {
+                let (began, total) = (&began, &total);
                 scope.spawn(move || {
                     let mut blocks = Blocks {
                         alloc: &ALLOC,
                         held: Vec::new(),
                         dice: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
                     };
-                    for _ in 0..6000 {
+                    let mut steps = 0;
+                    while steps < 6000 || began.elapsed() < least {
                         blocks.step();
+                        steps += 1;
                     }
+                    total.fetch_add(steps, Ordering::Relaxed);
                     for (addr, layout, pattern) in blocks.held {
                         Blocks::check(addr, addr, layout.size(), pattern);
                         // SAFETY: as in `step`.
@@ -367,6 +376,7 @@ fn blocks_under_pressure() {
         assert!(ends.iter().all(Result::is_ok));
     });
     let stats = ALLOC.cache().stats();
+    println!("{} steps in {:.0?}", total.into_inner(), began.elapsed());
     assert!(stats.reused_hot > 0 && stats.reused_lazy > 0, "{stats:?}");
     assert_eq!(stats.refused_bytes, 0);
     drop(keeper);

@@ -23,7 +23,8 @@ use support::{
     sys,
 };
 
-/// The tag that a page has in its first word while it is volatile.
+/// The tag that a page has in one word while it is volatile; the first page of a
+/// region in its first.
 const TAG: u64 = 0x706d_657a_6d61_707a;
 
 fn region(pages: usize) -> VolatileRegion {
@@ -380,6 +381,8 @@ fn threads_and_reclaim_at_random() {
         let reclaimer = scope.spawn(|| {
             let mut at = 0;
             while !stop.load(Ordering::Relaxed) {
+                // Without a pause nearly every answer would be that it was purged.
+                thread::sleep(Duration::from_micros(20));
                 at = (at + 97) % PAGES;
                 region.reclaim(pages(at..at + 1)).expect("works");
                 if at % 16 == 0 {
@@ -407,7 +410,7 @@ fn threads_and_reclaim_at_random() {
         count(&lost),
         count(&busy),
     );
-    assert!(count(&kept) > most / 10 && count(&lost) > most / 100);
+    assert!(count(&kept) > most / 10 && count(&lost) > most / 1000);
 }
 
 fn a_child_and_its_parent_have_answers_of_their_own() {

@@ -1,6 +1,6 @@
 //! How a page tells whether the kernel has taken it.
 //!
-//! While a page is volatile, its first word is a tag, and the word that belongs
+//! While a page is volatile, one word of it is a tag, and the word that belongs
 //! there is kept aside. To make the page solid the tag is exchanged for that word
 //! by one atomic instruction. That writes to the page, and a page that is written
 //! is not taken: the kernel first removes the page from the page table, and looks
@@ -14,8 +14,13 @@ use super::pins::Pages;
 use crate::{range::PageRange, sys};
 
 /// Not zero, which is what a new page holds. What a page holds itself does not
-/// matter: its first word is never there while the tag is.
+/// matter: its own word is never there while the tag is.
 const TAG: u64 = 0x706d_657a_6d61_707a;
+
+/// The tag of each page is in another line of the cache than that of the page
+/// before: words at one offset of many pages would share a few places of it, and
+/// each would be fetched from memory again.
+const LINE: usize = 64;
 
 /// The pages of a region, and the words kept aside.
 pub(super) struct Tagged {
@@ -50,8 +55,9 @@ impl Tagged {
         for index in pages {
             // SAFETY: passed on.
             let word = unsafe { self.word(index) };
-            let own = word.swap(TAG, Ordering::AcqRel);
-            self.aside[index].store(own, Ordering::Relaxed);
+            // Nobody else writes: no exchange is needed, which would wait.
+            self.aside[index].store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+            word.store(TAG, Ordering::Release);
         }
     }
 
@@ -73,10 +79,11 @@ impl Tagged {
     }
 
     /// # Safety
-    /// Nobody else uses the page as anything but its first word.
+    /// Nobody else uses the page as anything but its tag.
     unsafe fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index < self.aside.len());
-        let at = self.range.start() + index * sys::page_bytes();
+        let page = sys::page_bytes();
+        let at = self.range.start() + index * page + index * LINE % page;
         // SAFETY: mapped, readable and writable for as long as the region is,
         // aligned, and in no other use by the word of the caller.
         unsafe { AtomicU64::from_ptr(at as *mut u64) }

@@ -173,6 +173,12 @@ impl Child {
         Ok(text)
     }
 
+    /// Whether it has ended although nobody told it to.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let status = self.process.try_wait();
+        Ok(status.context("cannot look after a process")?.is_some())
+    }
+
     pub fn wait(mut self) -> Result<ExitStatus> {
         self.process.wait().context("cannot wait for a process")
     }

@@ -73,6 +73,24 @@ impl Outcome {
     }
 }
 
+/// A process that the kernel killed for want of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Killed {
+    /// The one that wanted memory beside the variant's own.
+    Other,
+    Itself,
+}
+
+impl Killed {
+    pub fn name(self) -> &'static str {
+        match self {
+            Killed::Other => "the other",
+            Killed::Itself => "itself",
+        }
+    }
+}
+
 #[derive(Debug, Default, Serialize)]
 pub struct Row {
     pub variant: &'static str,
@@ -127,9 +145,9 @@ pub struct Row {
     /// Of one unit of work: how much was gone and had to be made anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub purged: Option<f64>,
-    /// Runs in which the kernel killed the process for want of memory.
+    /// Whom the kernel killed for want of memory, in any run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub killed: Option<u64>,
+    pub killed: Option<Killed>,
     /// What went out to swap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_bytes: Option<u64>,

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::outcome::Row;
+use super::outcome::{Killed, Row};
 use super::progress::Progress;
 use super::width::Width;
 use crate::thp::Splits;
@@ -25,8 +25,7 @@ pub struct Sample {
     pub faults: Option<f64>,
     /// Of one unit of work: how much was gone and had to be made anew.
     pub purged: Option<f64>,
-    /// 1 where the kernel killed the process that did the work.
-    pub killed: Option<u64>,
+    pub killed: Option<Killed>,
     pub splits: Option<Splits>,
 }
 
@@ -134,7 +133,6 @@ impl<'a> Rounds<'a> {
                     .filter_map(|sample| sample.splits)
                     .reduce(Splits::plus);
                 let killed = samples.iter().filter_map(|sample| sample.killed).max();
-                let killed_count = samples.iter().filter_map(|sample| sample.killed).sum();
                 Row {
                     variant: variant.name,
                     max_active: variant.max_active,
@@ -156,7 +154,7 @@ impl<'a> Rounds<'a> {
                     reclaimable_bytes: count(|sample| sample.reclaimable_bytes),
                     faults: figure(|sample| sample.faults),
                     purged: figure(|sample| sample.purged),
-                    killed: killed.map(|_| killed_count),
+                    killed,
                     splits: splits.map(Splits::total),
                     split_counters: splits,
                     times_s: times,

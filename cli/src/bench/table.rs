@@ -33,7 +33,7 @@ const COLUMNS: &[Column] = &[
         row.faults.map(|count| format!("{count:.1}"))
     }),
     ("gone", |row| row.purged.map(|share| format!("{share:.3}"))),
-    ("killed", |row| row.killed.map(|runs| runs.to_string())),
+    ("killed", |row| row.killed.map(|who| who.name().into())),
     ("rss", |row| row.rss_bytes.map(size::show)),
     ("reclaimable", |row| row.reclaimable_bytes.map(size::show)),
     ("p50", |row| row.p50_s.map(seconds)),

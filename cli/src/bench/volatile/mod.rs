@@ -4,11 +4,13 @@
 mod pins;
 mod work;
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::child::{Child, Task};
-use super::outcome::{Outcome, Row};
+use super::outcome::{Killed, Outcome, Row};
 use super::progress::Progress;
 use super::rounds::{Order, Rounds, Sample, Variant};
 use super::settings::Settings;
@@ -26,8 +28,12 @@ const THREADS: usize = 2;
 const SECONDS: f64 = 5.0;
 const DEFAULT_RUNS: usize = 1;
 
-/// Free blocks that a thread goes round.
+/// Free blocks of a thread.
 const SPARE_BLOCKS: usize = 32;
+
+/// How long the other process holds what it wanted before it lets it go and
+/// wants it again.
+const HELD: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -102,9 +108,11 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
         "ebizzy: a record is a free block of 512 KiB made solid, copied into, searched and made \
          free; cache: a record is a block of 512 KiB read from a cache or, where it is gone, made \
          anew (dontneed keeps none); background: in a control group that has room for half of \
-         what is free or cached, beside a process that wants the other half all the time; swap is \
+         what is free or cached, beside a process that wants the other half all the time, and \
+         a CPU; swap is \
          measured with --zram; pin: one solid-and-back of what was kept, per range, against \
-         discarding and refilling it, and against a call for each page",
+         discarding and refilling it, and against a call for each page; killed is whom the kernel killed for want of memory, and where that is \
+         the other process, there was no pressure from then on",
     );
     for work in [Work::Ebizzy, Work::Cache] {
         for load in [Load::None, Load::Background] {
@@ -193,17 +201,23 @@ fn sample(job: &Job, load: Load, group: &MemoryGroup) -> Result<Sample> {
         door: door.clone(),
         bytes: free_bytes / 2 + (24 << 20),
     };
-    let hog = Child::start_job(Task::Hog, &serde_json::to_string(&hog)?, None)?;
+    let mut hog = Child::start_job(Task::Hog, &serde_json::to_string(&hog)?, None)?;
     let job = Job {
         door: Some(door),
         ..*job
     };
     let sample = measured(&job)?;
-    drop(hog);
-    Ok(sample.unwrap_or(Sample {
-        killed: Some(1),
-        ..Sample::of(f64::INFINITY)
-    }))
+    let other = hog.has_ended()?;
+    Ok(match sample {
+        Some(sample) => Sample {
+            killed: other.then_some(Killed::Other),
+            ..sample
+        },
+        None => Sample {
+            killed: Some(Killed::Itself),
+            ..Sample::of(f64::INFINITY)
+        },
+    })
 }
 
 /// `None` if the process was killed.
@@ -242,10 +256,13 @@ pub fn hog_in_child(job: &str) -> Result<()> {
     join(&hog.door)?;
     loop {
         let mut memory = vec![0_u8; hog.bytes];
-        for page in memory.chunks_mut(4096) {
-            page[0] = 1;
+        let began = Instant::now();
+        while began.elapsed() < HELD {
+            for page in memory.chunks_mut(4096) {
+                page[0] = page[0].wrapping_add(1);
+            }
+            std::hint::black_box(&mut memory);
         }
-        std::hint::black_box(&mut memory);
     }
 }
 

@@ -59,8 +59,18 @@ fn ebizzy(job: &Job) -> Result<Measured> {
     plain.huge_pages(false)?;
     let (start, _) = plain.as_raw();
     let start = start as usize;
-    in_threads(job, |thread, turn, dice, done| {
-        let at = (thread * SPARE_BLOCKS + turn % SPARE_BLOCKS) * BLOCK_BYTES;
+    if let Some(region) = &volatile {
+        // One after the other: all at once would have to be solid at once.
+        for at in (0..spare).step_by(BLOCK_BYTES) {
+            region.pin_mut(at..at + BLOCK_BYTES)?.fill(1);
+        }
+    } else if job.way != Way::Dontneed {
+        plain.populate(sys::Access::Write, 1)?;
+    }
+    in_threads(job, |thread, dice, done| {
+        // An allocator hands out the block first that was freed last. The others
+        // are left from when more were needed.
+        let at = thread * SPARE_BLOCKS * BLOCK_BYTES;
         let chunk = &chunks[dice.below(chunks.len())];
         if let Some(region) = &volatile {
             let mut block = region.pin_mut(at..at + BLOCK_BYTES)?;
@@ -100,7 +110,7 @@ fn cache(job: &Job) -> Result<Measured> {
     let cached = job.chunks * BLOCK_BYTES;
     let volatile = VolatileCache::<usize>::new(cached).context("no volatile memory")?;
     let kept: Vec<Mutex<Vec<u64>>> = (0..job.chunks).map(|_| Mutex::new(Vec::new())).collect();
-    in_threads(job, |_, _, dice, done| {
+    in_threads(job, |_, dice, done| {
         // Some are wanted more often than others.
         let key = dice.below(job.chunks).min(dice.below(job.chunks));
         match job.way {
@@ -164,7 +174,7 @@ fn look(block: &[u64], key: usize, dice: &mut Dice) -> Result<()> {
 /// Lets every thread do `one` record after the other until the time is up.
 fn in_threads(
     job: &Job,
-    one: impl Fn(usize, usize, &mut Dice, &mut Done) -> Result<()> + Sync,
+    one: impl Fn(usize, &mut Dice, &mut Done) -> Result<()> + Sync,
 ) -> Result<Measured> {
     let stop = AtomicBool::new(false);
     let (records, purged) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -177,11 +187,9 @@ fn in_threads(
                 scope.spawn(move || {
                     let mut dice = Dice::new(thread as u64);
                     let mut done = Done::default();
-                    let mut turn = 0;
                     while !stop.load(Ordering::Relaxed) {
-                        one(thread, turn, &mut dice, &mut done)?;
+                        one(thread, &mut dice, &mut done)?;
                         done.records += 1;
-                        turn += 1;
                     }
                     records.fetch_add(done.records, Ordering::Relaxed);
                     purged.fetch_add(done.purged, Ordering::Relaxed);
