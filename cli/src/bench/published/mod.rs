@@ -4,6 +4,7 @@ pub mod ebizzy;
 pub mod folios;
 pub mod pageout;
 pub mod parallel_free;
+pub mod volatile;
 
 use super::outcome::Outcome;
 
@@ -23,6 +24,7 @@ pub fn beside(outcome: &Outcome) -> Option<Beside> {
         "folio" => Some(folios::beside(outcome)),
         "ebizzy" => Some(ebizzy::beside(outcome)),
         "pageout" => Some(pageout::beside(outcome)),
+        "volatile" => Some(volatile::beside(outcome)),
         _ => None,
     }
 }
