@@ -44,11 +44,11 @@ impl<T> ForkLock<T> {
             Err(TryLockError::WouldBlock) => {}
         }
         let here = process::id();
-        if self.lost_in.load(Ordering::Relaxed) == here {
-            return None;
-        }
         if self.process.load(Ordering::Relaxed) == here {
             return Some(self.inner.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        if self.lost_in.load(Ordering::Relaxed) == here {
+            return None;
         }
         for _ in 0..TRIES {
             thread::sleep(PAUSE);
@@ -61,12 +61,38 @@ impl<T> ForkLock<T> {
         None
     }
 
-    /// Says that this process has the lock from its beginning, or since a fork.
+    /// Says that the lock is this process's own: to be called by whoever has it
+    /// first, at once.
     pub(crate) fn belongs_here(&self) {
         self.process.store(process::id(), Ordering::Relaxed);
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn in_its_own_process_it_is_waited_for() {
+        let lock = ForkLock::new(0);
+        lock.belongs_here();
+        let both = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut held = lock.lock().expect("free");
+                both.wait();
+                // Longer than a child would wait.
+                thread::sleep(TRIES * PAUSE * 4);
+                *held += 1;
+            });
+            both.wait();
+            assert_eq!(lock.lock().as_deref(), Some(&1));
+        });
     }
 }

@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-use tikv_jemalloc_sys::{extent_hooks_t, mallctl};
+use tikv_jemalloc_sys::{dallocx, extent_hooks_t, mallctl, mallocx};
 
 use crate::{
     operation::Operation,
@@ -37,10 +37,9 @@ use crate::{
     sys::{
         self,
         linux::advise,
-        mmap::Region,
         probe::{self, Laziness},
     },
-    teardown::Teardown,
+    teardown::{PartialFolios, Teardown},
 };
 
 /// From this size on several threads work on one extent.
@@ -89,6 +88,10 @@ struct Hooks {
 /// life of the arena (`arena.<i>.extent_hooks`). An arena that does not exist
 /// yet is made. Doing it again changes nothing.
 ///
+/// Hooks that the arena has not are not added. Those that it has are taken to be
+/// jemalloc's own, or others over private anonymous memory: pages of an arena over
+/// shared memory or a huge-page file system are not given up by what is done here.
+///
 /// jemalloc frees nothing lazily where `arena.<i>.muzzy_decay_ms` is 0, which
 /// is its default: then it becomes ten seconds, after which pages that nobody
 /// wanted are discarded.
@@ -103,22 +106,22 @@ pub fn install(arena: u32) -> Result<(), Refused> {
         name: name.clone(),
         errno: sys::EINVAL.0,
     })?;
-    let purge_lazy: unsafe extern "C" fn(_, _, _, _, _, _) -> _ = purge_lazy;
+    let ours: unsafe extern "C" fn(_, _, _, _, _) = destroy;
     if before
-        .purge_lazy
-        .is_some_and(|hook| ptr::fn_addr_eq(hook, purge_lazy))
+        .destroy
+        .is_some_and(|hook| ptr::fn_addr_eq(hook, ours))
     {
         return Ok(());
     }
     let hooks = Box::leak(Box::new(Hooks {
         ours: extent_hooks_t {
             alloc: before.alloc.is_some().then_some(alloc as _),
-            dalloc: Some(dalloc),
-            destroy: Some(destroy),
+            dalloc: before.dalloc.is_some().then_some(dalloc as _),
+            destroy: before.destroy.is_some().then_some(destroy as _),
             commit: before.commit.is_some().then_some(commit as _),
             decommit: before.decommit.is_some().then_some(decommit as _),
-            purge_lazy: Some(purge_lazy),
-            purge_forced: Some(purge_forced),
+            purge_lazy: before.purge_lazy.is_some().then_some(purge_lazy as _),
+            purge_forced: before.purge_forced.is_some().then_some(purge_forced as _),
             split: before.split.is_some().then_some(split as _),
             merge: before.merge.is_some().then_some(merge as _),
         },
@@ -133,14 +136,27 @@ pub fn install(arena: u32) -> Result<(), Refused> {
 }
 
 /// [`install`] for every arena that threads are given by turns
-/// (`opt.narenas`), and, if wanted, how long free pages stay untouched there
+/// (`opt.narenas`) and for the one of blocks of 8 MiB and more
+/// (`opt.oversize_threshold`), which jemalloc gives up as soon as they are freed,
+/// and, if wanted, how long free pages stay untouched there
 /// (`arena.<i>.dirty_decay_ms`).
 ///
 /// # Errors
 /// [`Refused`], with the arenas before that one done.
 pub fn install_everywhere(delay: Option<Duration>) -> Result<(), Refused> {
     let arenas: c_uint = read("opt.narenas")?;
-    for arena in 0..arenas {
+    let oversize: usize = read("opt.oversize_threshold")?;
+    if oversize > 0 {
+        // The arena next in number comes with the first block of that size.
+        // SAFETY: a block that is freed as it was allocated, and never touched.
+        unsafe {
+            let block = mallocx(oversize, 0);
+            if !block.is_null() {
+                dallocx(block, 0);
+            }
+        }
+    }
+    for arena in 0..arenas + c_uint::from(oversize > 0) {
         install(arena)?;
         if let Some(delay) = delay {
             let millis = isize::try_from(delay.as_millis()).unwrap_or(isize::MAX);
@@ -191,11 +207,11 @@ pub fn keep(period: Duration) -> io::Result<Keeper> {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take()
-            && self.process == process::id()
-        {
-            thread.thread().unpark();
-            let _it_does_not_panic = thread.join();
+        if let Some(thread) = self.thread.take() {
+            if self.process == process::id() {
+                thread.thread().unpark();
+            }
+            sys::thread::join_in(self.process, thread);
         }
     }
 }
@@ -274,7 +290,11 @@ fn in_parallel(part: PageRange, arena: c_uint) -> bool {
 unsafe fn job(operation: Operation, part: PageRange) -> bool {
     let pages = [(part.start() as *mut u8, part.len())];
     // SAFETY: passed on.
-    let report = unsafe { Teardown::new(operation).run_raw(pages) };
+    let report = unsafe {
+        Teardown::new(operation)
+            .partial_folios(PartialFolios::Discard)
+            .run_raw(pages)
+    };
     report.bytes_done == part.len()
 }
 
@@ -319,6 +339,15 @@ unsafe extern "C" fn purge_forced(
     unsafe { purge(Operation::Discard, part(addr, offset, length), arena) }
 }
 
+/// Empties a large extent that jemalloc gives up, in parallel: what the hook does
+/// then takes no time.
+fn empty_first(addr: *mut c_void, size: usize, arena: c_uint) {
+    if let Some(part) = part(addr, 0, size).filter(|part| in_parallel(*part, arena)) {
+        // SAFETY: the extent is jemalloc's to give up.
+        let _ = unsafe { job(Operation::Discard, part) };
+    }
+}
+
 unsafe extern "C" fn dalloc(
     hooks: *mut extent_hooks_t,
     addr: *mut c_void,
@@ -326,14 +355,7 @@ unsafe extern "C" fn dalloc(
     committed: c_bool,
     arena: c_uint,
 ) -> c_bool {
-    match part(addr, 0, size) {
-        // Empty first and in parallel: what the hook does then takes no time.
-        Some(part) if in_parallel(part, arena) => {
-            // SAFETY: the extent is jemalloc's to give up.
-            let _ = unsafe { job(Operation::Discard, part) };
-        }
-        _ => {}
-    }
+    empty_first(addr, size, arena);
     // SAFETY: passed on as it came.
     unsafe {
         let (before, theirs) = theirs(hooks);
@@ -346,21 +368,19 @@ unsafe extern "C" fn dalloc(
 }
 
 unsafe extern "C" fn destroy(
-    _: *mut extent_hooks_t,
+    hooks: *mut extent_hooks_t,
     addr: *mut c_void,
     size: usize,
-    _: c_bool,
+    committed: c_bool,
     arena: c_uint,
 ) {
-    let Some(part) = part(addr, 0, size) else {
-        return;
-    };
-    if in_parallel(part, arena) {
-        // SAFETY: the extent is jemalloc's to destroy.
-        let _ = unsafe { job(Operation::Unmap, part) };
-    } else {
-        // SAFETY: as above.
-        drop(unsafe { Region::adopt(part) });
+    empty_first(addr, size, arena);
+    // SAFETY: passed on as it came.
+    unsafe {
+        let (before, theirs) = theirs(hooks);
+        if let Some(hook) = before.destroy {
+            hook(theirs, addr, size, committed, arena);
+        }
     }
 }
 

@@ -138,10 +138,40 @@ fn large_extents_go_too() {
     assert!(before - anonymous_rss_bytes() >= LARGE / 10 * 9);
 }
 
+fn arena_of(mut block: *mut c_void) -> u32 {
+    let (mut arena, mut len) = (0_u32, size_of::<u32>());
+    // SAFETY: the name takes a pointer and answers with a number.
+    let answer = unsafe {
+        je::mallctl(
+            c"arenas.lookup".as_ptr(),
+            (&raw mut arena).cast(),
+            &raw mut len,
+            (&raw mut block).cast(),
+            size_of::<*mut c_void>(),
+        )
+    };
+    assert_eq!(answer, 0);
+    arena
+}
+
 fn all_arenas_at_once() {
     jemalloc::install_everywhere(None).expect("hooks");
     let refused = jemalloc::install(1 << 20).expect_err("no such arena");
     assert!(refused.to_string().contains("arena.1048576"), "{refused}");
+    // Blocks of 8 MiB and more have an arena of their own, the next in number.
+    // jemalloc gives each up at once; with hooks of ours, by several threads.
+    const LARGE: usize = 96 * MIB;
+    let arenas: u32 = control("opt.narenas", None);
+    let bare: u32 = control("arenas.create", None);
+    let hooks = |arena| control::<usize>(&format!("arena.{arena}.extent_hooks"), None);
+    assert_ne!(hooks(arenas), hooks(bare));
+    // SAFETY: plain numbers.
+    let large = unsafe { je::mallocx(LARGE, 0) };
+    assert_eq!(arena_of(large), arenas);
+    fill(large.addr(), LARGE);
+    // SAFETY: nobody uses the block.
+    unsafe { je::dallocx(large, 0) };
+    assert_eq!(present_pages(large.addr(), LARGE), 0);
     // Arena 0 serves what hooks allocate themselves.
     let blocks = freed_blocks(0, 1, 96 * MIB);
     command("arena.0.purge");

@@ -430,6 +430,84 @@ fn a_child_does_not_hang_in_its_parents_cache() {
     support::play("forks", "");
 }
 
+/// What a cache holds must not be what is missing elsewhere.
+fn little_address_space() {
+    static ALLOC: Alloc<System> = Alloc::new(System);
+    ALLOC.cache().set_delay(Duration::from_secs(3600));
+    let text = fs::read_to_string("/proc/self/statm").expect("statm");
+    let pages: u64 = text.split(' ').next().unwrap().parse().unwrap();
+    let limit = pages * PAGE as u64 + 300 * MIB as u64;
+    sys::set_limit(libc::RLIMIT_AS, limit)
+        .unwrap_or_else(|error| support::cannot("ulimit", &error));
+    let block = |mib: usize| Layout::from_size_align(mib * MIB, 16).unwrap();
+    // SAFETY: the layouts have sizes, and each block is freed as it was allocated.
+    unsafe {
+        let first = ALLOC.alloc(block(150));
+        assert!(!first.is_null());
+        ALLOC.dealloc(first, block(150));
+        assert_eq!(ALLOC.cache().stats().hot_bytes, 160 * MIB);
+        let second = ALLOC.alloc(block(220));
+        assert!(!second.is_null(), "{:?}", ALLOC.cache().stats());
+        assert_eq!(ALLOC.cache().stats().hot_bytes, 0);
+        assert!(ALLOC.alloc(block(400)).is_null());
+        ALLOC.dealloc(second, block(220));
+    }
+}
+
+fn what_a_cache_holds_makes_way() {
+    support::play_or_skip("little_address_space", "");
+}
+
+/// Locked memory cannot be freed lazily; it can be unmapped.
+fn locked_runs() {
+    sys::lock_everything().unwrap_or_else(|error| support::cannot("mlockall", &error));
+    let cache = Cache::new();
+    cache.set_delay(Duration::from_millis(1));
+    let runs = put_filled(&cache, 6);
+    until("tried", &cache, |stats| stats.hot_bytes == 0);
+    let stats = cache.stats();
+    assert_eq!((stats.lazily_freed_bytes, stats.lazy_bytes), (0, 6 * RUN));
+    assert!(stats.refused_bytes >= 6 * RUN as u64);
+    let run = cache.take(RUN).expect("a run");
+    assert_eq!(kept_pages(run.addr.addr(), RUN), RUN / PAGE);
+    // SAFETY: nobody uses the run.
+    assert!(unsafe { cache.put(run.addr, run.len) });
+    assert_eq!(cache.purge(), 6 * RUN);
+    assert!(runs.iter().all(|addr| peek(*addr, 8).is_err()));
+}
+
+fn locked_runs_are_kept_and_end() {
+    support::needs_root();
+    support::play_or_skip("locked_runs", "");
+}
+
+/// One run that cannot be discarded does not keep the others.
+fn a_refused_run_is_no_reason_to_stop() {
+    let cache = Cache::new().with_end(End::Discard);
+    cache.set_delay(Duration::from_secs(3600));
+    let runs: Vec<_> = (0..600)
+        .map(|_| cache.map(2 * PAGE).expect("memory"))
+        .collect();
+    for run in &runs {
+        fill(run.addr.addr(), run.len);
+    }
+    support::needs("locking a page", sys::lock(runs[100].addr.addr(), PAGE));
+    for run in &runs {
+        // SAFETY: nobody uses the run.
+        assert!(unsafe { cache.put(run.addr, run.len) });
+    }
+    let done = cache.purge();
+    assert!((598 * 2 * PAGE..600 * 2 * PAGE).contains(&done), "{done}");
+    let present: usize = runs
+        .iter()
+        .map(|run| present_pages(run.addr.addr(), run.len))
+        .sum();
+    assert_eq!(present, 1);
+    for run in runs {
+        sys::unmap(run.addr.addr(), run.len).unwrap();
+    }
+}
+
 /// Case 9 of the field: half of what was freed lazily is written again.
 fn settling_frees_what_was_not_written_again() {
     const LEN: usize = 64 * MIB;
@@ -459,9 +537,14 @@ fn main() {
             a_hog_in_the_same_group_gets_the_memory_without_swap,
             blocks_keep_every_word_while_the_kernel_takes_what_is_free,
             a_child_does_not_hang_in_its_parents_cache,
+            what_a_cache_holds_makes_way,
+            locked_runs_are_kept_and_end,
+            a_refused_run_is_no_reason_to_stop,
             settling_frees_what_was_not_written_again,
         ],
         named![
+            little_address_space,
+            locked_runs,
             a_hog_gets_what_was_freed_10_ms_ago,
             a_hog_dies_of_a_cache_that_keeps_everything,
             blocks_under_pressure,

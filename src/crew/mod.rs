@@ -71,6 +71,9 @@ impl Lender for OwnThreads {
 /// freed once is soon back to its own threads.
 const IDLE: Duration = Duration::from_secs(2);
 
+/// Jobs and idle helpers for which there is room at first, each time twice that.
+const ROOM: usize = 32;
+
 /// A pool of this process.
 pub(crate) struct Crew {
     /// The process that made it: after a fork its threads do not exist.
@@ -168,7 +171,7 @@ impl Crew {
         if seats == 0 {
             return Ok(());
         }
-        let mut state = self.lock();
+        let mut state = self.lock_with_room();
         state.open.push_back((Arc::clone(work), seats));
         let missing = state.seats().saturating_sub(state.idle.len());
         let to_start = missing.min(seats);
@@ -205,6 +208,11 @@ impl Crew {
                 state = self.lock();
                 continue;
             }
+            if state.idle.len() == state.idle.capacity() {
+                drop(state);
+                state = self.lock_with_room();
+                continue;
+            }
             let me = thread::tid();
             state.idle.push_back(me);
             let (again, wait) = self
@@ -217,6 +225,31 @@ impl Crew {
                 state.threads -= 1;
                 return;
             }
+        }
+    }
+
+    /// [`lock`](Self::lock), with room for one more in both queues. They must not
+    /// grow under the lock: an allocator can free memory by a job of ours.
+    fn lock_with_room(&self) -> MutexGuard<'_, State> {
+        loop {
+            let state = self.lock();
+            let (open, idle) = (state.open.capacity(), state.idle.capacity());
+            if state.open.len() < open && state.idle.len() < idle {
+                return state;
+            }
+            drop(state);
+            let mut larger = (
+                VecDeque::with_capacity(2 * open.max(ROOM)),
+                VecDeque::with_capacity(2 * idle.max(ROOM)),
+            );
+            let mut state = self.lock();
+            if state.open.capacity() == open && state.idle.capacity() == idle {
+                larger.0.extend(state.open.drain(..));
+                larger.1.extend(state.idle.drain(..));
+                std::mem::swap(&mut state.open, &mut larger.0);
+                std::mem::swap(&mut state.idle, &mut larger.1);
+            }
+            drop(state); // before the smaller ones
         }
     }
 

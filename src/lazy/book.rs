@@ -196,10 +196,18 @@ impl Book {
         let range = (u128::MAX >> (BINS - 1 - last)) & (u128::MAX << first);
         for state in STATES {
             let bins = self.filled[state as usize] & range;
-            if bins == 0 {
-                continue;
-            }
-            let bin = bins.trailing_zeros() as usize;
+            // Runs of just this size are in the bin below, with smaller ones.
+            let below = self.bin_holding(len);
+            let newest = self.lists[state as usize][below].newest;
+            let fits = self
+                .slots
+                .get(newest as usize)
+                .is_some_and(|slot| slot.len >= len);
+            let bin = match bins {
+                _ if fits => below,
+                0 => continue,
+                bins => bins.trailing_zeros() as usize,
+            };
             let index = self.lists[state as usize][bin].newest;
             let Slot { since, .. } = self.slots[index as usize];
             let run = self.remove(index, bin, state)?;

@@ -3,7 +3,7 @@
 //! Runs are taken from the book in batches, worked on without its lock, and
 //! noted again as what they have become. Their slots stay theirs meanwhile.
 
-use std::sync::atomic::Ordering;
+use std::{cell::Cell, sync::atomic::Ordering};
 
 use super::{
     Cache, End,
@@ -25,15 +25,27 @@ use crate::{
 /// each call would look, and no batch have more than a run.
 const LOOK_MIN_MICROS: u64 = 100;
 
+/// For how long lazy freeing is not tried after it was refused altogether, as
+/// it is for locked memory.
+const REFUSED_MICROS: u64 = 1_000_000;
+
 impl Cache {
     /// Does what is due at `now`, if it is time and nobody else does.
     pub(super) fn tick(&self, now: u64) {
+        thread_local! {
+            static INSIDE: Cell<bool> = const { Cell::new(false) };
+        }
         let due = self.next_tick.load(Ordering::Relaxed);
         if now < due {
             return;
         }
         let delay = self.delay_micros.load(Ordering::Relaxed);
-        let next = now + (delay / 4).max(LOOK_MIN_MICROS);
+        let age = self.max_age_micros.load(Ordering::Relaxed);
+        let next = now.saturating_add((delay.min(age) / 4).max(LOOK_MIN_MICROS));
+        // What is done allocates, and the allocator can be one upon this cache.
+        if INSIDE.replace(true) {
+            return;
+        }
         if self
             .next_tick
             .compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed)
@@ -41,6 +53,7 @@ impl Cache {
         {
             self.do_due(now);
         }
+        INSIDE.set(false);
     }
 
     /// What is hot for long enough becomes lazy; what is too old or too much ends.
@@ -51,22 +64,34 @@ impl Cache {
         if let Some(before) = now.checked_sub(age) {
             // Hot runs do not age; they become lazy.
             self.end(|book| book.take_oldest(State::Lazy, before));
+            self.end_clean(before);
         }
         self.end_surplus(self.most_bytes());
     }
 
     /// Ends runs, the oldest lazy ones first, until at most `most_bytes` are left.
     pub(super) fn end_surplus(&self, most_bytes: usize) -> usize {
+        // What is refused comes back younger, and is not tried again now.
+        let began = thread::monotonic_micros();
         [State::Lazy, State::Hot]
             .map(|state| {
                 self.end(|book| {
                     (book.held_bytes() > most_bytes)
-                        .then(|| book.take_oldest(state, u64::MAX))
+                        .then(|| book.take_oldest(state, began))
                         .flatten()
                 })
             })
             .iter()
             .sum()
+    }
+
+    /// Ends runs without memory that have been so since `before`: there are some
+    /// where lazy freeing is not lazy. With [`End::Discard`] they stay.
+    pub(super) fn end_clean(&self, before: u64) -> usize {
+        match self.end {
+            End::Unmap => self.end(|book| book.take_oldest(State::Clean, before)),
+            End::Discard => 0,
+        }
     }
 
     fn free_lazily(&self, before: u64, now: u64) {
@@ -77,7 +102,17 @@ impl Cache {
             Operation::Discard
         };
         while let Some(batch) = self.batch(|book| book.take_oldest(State::Hot, before)) {
+            if lazy && now < self.refused_until.load(Ordering::Relaxed) {
+                self.counts.refused(batch.bytes());
+                self.put_back(&batch, batch.runs(), State::Lazy, now);
+                continue;
+            }
             let report = self.run(operation, &batch);
+            if lazy && report.bytes_done == 0 {
+                // To find out why costs far more than what is wanted.
+                let until = now.saturating_add(REFUSED_MICROS);
+                self.refused_until.store(until, Ordering::Relaxed);
+            }
             if lazy {
                 self.counts.lazily_freed(report.bytes_done);
             } else {
@@ -95,13 +130,13 @@ impl Cache {
             End::Unmap => Operation::Unmap,
             End::Discard => Operation::Discard,
         };
-        let mut ended = 0;
+        let (began, mut ended) = (thread::monotonic_micros(), 0);
         while let Some(batch) = self.batch(&next) {
             let report = self.run(operation, &batch);
             self.counts.ended(report.bytes_done);
             ended += report.bytes_done;
             let whole = report.bytes_done == batch.bytes();
-            let now = thread::monotonic_micros();
+            let now = thread::monotonic_micros().max(began + 1);
             match self.end {
                 End::Unmap => self.put_back(&batch, refused(&report), State::Lazy, now),
                 // Where something was refused, nobody knows which reads zero.
@@ -109,9 +144,6 @@ impl Cache {
                     self.put_back(&batch, batch.runs(), State::Clean, now);
                 }
                 End::Discard => self.put_back(&batch, batch.runs(), State::Lazy, now),
-            }
-            if !whole {
-                break; // or the same would be tried for ever
             }
         }
         ended

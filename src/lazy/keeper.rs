@@ -13,7 +13,7 @@ use std::{
 use super::{Cache, State, micros};
 use crate::{
     pressure::{LOOK, Pressure},
-    sys::{self, futex},
+    sys,
 };
 
 /// Keeps a [`Cache`] up to date for as long as it lives.
@@ -83,27 +83,24 @@ impl Cache {
 
     /// Until a run comes; if there is `anything`, not for long.
     fn wait(&self, anything: bool, stop: &AtomicBool) {
-        self.keeper_waits.store(1, Ordering::SeqCst);
-        // A run that came before the word was out would wake nobody.
+        let heard = self.bell.listen();
+        // A run that came before would wake nobody.
         let hot = self
             .book
             .lock()
             .is_some_and(|book| book.bytes(State::Hot) > 0);
         if !hot && !stop.load(Ordering::SeqCst) {
-            futex::wait(&self.keeper_waits, 1, anything.then_some(LOOK));
+            self.bell.sleep(heard, anything.then_some(LOOK));
         }
-        self.keeper_waits.store(0, Ordering::Relaxed);
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.cache.wake_keeper();
-        if let Some(thread) = self.thread.take()
-            && self.process == process::id()
-        {
-            let _it_does_not_panic = thread.join();
+        self.cache.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            sys::thread::join_in(self.process, thread);
         }
     }
 }

@@ -33,7 +33,7 @@ mod stats;
 
 use std::{
     fmt, io,
-    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -48,7 +48,7 @@ pub use stats::Stats;
 use crate::{
     error::Errno,
     range::PageRange,
-    sys::{self, futex, mmap::Region, pagemap::Pagemap},
+    sys::{self, futex::Bell, mmap::Region, pagemap::Pagemap},
 };
 
 /// What becomes of runs that were not wanted for long.
@@ -100,8 +100,10 @@ pub struct Cache {
     /// When something may be due next.
     next_tick: AtomicU64,
     counts: Counts,
-    /// 1 while a keeper sleeps until a run comes.
-    keeper_waits: AtomicU32,
+    /// Rings when a run comes, for keepers.
+    bell: Bell,
+    /// Until when lazy freeing is not tried: it was refused.
+    refused_until: AtomicU64,
 }
 
 impl fmt::Debug for Cache {
@@ -136,7 +138,8 @@ impl Cache {
             max_bytes: AtomicUsize::new(0),
             next_tick: AtomicU64::new(0),
             counts: Counts::new(),
-            keeper_waits: AtomicU32::new(0),
+            bell: Bell::new(),
+            refused_until: AtomicU64::new(0),
         }
     }
 
@@ -167,14 +170,22 @@ impl Cache {
         self.hurry();
     }
 
-    /// New pages for an allocator: zeroed, private, anonymous.
+    /// New pages for an allocator: zeroed, private, anonymous. Where there are
+    /// none, what the cache holds makes way.
     ///
     /// # Errors
     /// Those of mmap(2): `ENOMEM`.
     pub fn map(&self, len: usize) -> io::Result<Run> {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
         let len = whole_pages(len).ok_or_else(|| error(sys::ENOMEM))?;
-        let region = Region::map(len).map_err(error)?.leak();
+        let region = Region::map(len)
+            // What the cache holds may be all that there was.
+            .or_else(|errno| match self.purge() {
+                0 => Err(errno),
+                _ => Region::map(len),
+            })
+            .map_err(error)?
+            .leak();
         Ok(Run {
             addr: region.start() as *mut u8,
             len,
@@ -202,7 +213,7 @@ impl Cache {
         let noted = book.put(run, State::Hot, now);
         let over = book.held_bytes() > self.most_bytes();
         drop(book);
-        self.wake_keeper();
+        self.bell.ring();
         if over {
             self.hurry();
         }
@@ -232,7 +243,7 @@ impl Cache {
     /// Ends everything now, in parallel: for a program that knows it will be
     /// idle, or that memory is short. Returns the bytes.
     pub fn purge(&self) -> usize {
-        self.end_surplus(0)
+        self.end_surplus(0) + self.end_clean(u64::MAX)
     }
 
     /// What the cache holds and has done.
@@ -274,17 +285,7 @@ impl Cache {
     /// Lets the next call look whether something is due.
     fn hurry(&self) {
         self.next_tick.store(0, Ordering::Relaxed);
-        self.wake_keeper();
-    }
-
-    /// Without a lock: whoever holds one can be put to sleep, and the next call
-    /// may be the last for long.
-    fn wake_keeper(&self) {
-        if self.keeper_waits.load(Ordering::Relaxed) == 1
-            && self.keeper_waits.swap(0, Ordering::AcqRel) == 1
-        {
-            futex::wake(&self.keeper_waits);
-        }
+        self.bell.ring();
     }
 }
 

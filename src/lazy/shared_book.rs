@@ -30,12 +30,13 @@ impl SharedBook {
     pub(super) fn lock_equipped(&self) -> Option<MutexGuard<'_, Book>> {
         let mut book = self.lock()?;
         if !book.is_equipped() {
+            // First: mapping can take long, and others wait for it.
+            self.0.belongs_here();
             let slots = Region::map(slots_bytes()).ok()?.leak().start() as *mut Slot;
             // SAFETY: the mapping is new, large enough, unmapped only with the
             // book, and known to nobody else; zeros are a valid `Slot`.
             let slots = unsafe { std::slice::from_raw_parts_mut(slots, SLOTS) };
             book.equip(slots, sys::page_bytes());
-            self.0.belongs_here();
         }
         Some(book)
     }

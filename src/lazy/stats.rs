@@ -10,9 +10,11 @@ use super::book::{Book, STATES, State};
 pub struct Stats {
     /// Bytes freed a moment ago, in use as far as the kernel knows.
     pub hot_bytes: usize,
-    /// Bytes freed lazily: reclaimable, or taken by the kernel already.
+    /// Bytes freed lazily: reclaimable, or taken by the kernel already. Where the
+    /// kernel refuses that (mlockall(2)), bytes that wait for their end here.
     pub lazy_bytes: usize,
-    /// Bytes of address space without memory, kept for [`End::Discard`](super::End).
+    /// Bytes of address space without memory: for [`End::Discard`](super::End),
+    /// and where lazy freeing is not lazy.
     pub clean_bytes: usize,
     /// Runs taken back while they were hot: no system call.
     pub reused_hot: u64,

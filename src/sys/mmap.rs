@@ -187,7 +187,14 @@ pub(crate) enum Hint {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        let (start, len) = (self.range.start() as *mut _, self.range.len());
         // SAFETY: the region owns these pages, and its owner is going away.
-        unsafe { libc::munmap(self.range.start() as *mut _, self.range.len()) };
+        // Where there can be no more mappings than there are, the middle of one
+        // cannot go; its memory can.
+        unsafe {
+            if libc::munmap(start, len) != 0 {
+                libc::madvise(start, len, libc::MADV_DONTNEED);
+            }
+        }
     }
 }

@@ -36,6 +36,18 @@ pub(crate) fn spawn_quiet(
     with_signals_blocked(|| builder.spawn(body))
 }
 
+/// Waits for the end of a thread that was started in `process`.
+///
+/// In a child of that process the thread is not there, and its handle is not to
+/// be touched: a thread of the child's own may have got the same one.
+pub(crate) fn join_in(process: u32, thread: thread::JoinHandle<()>) {
+    if process == std::process::id() {
+        let _it_does_not_panic = thread.join();
+    } else {
+        std::mem::forget(thread);
+    }
+}
+
 /// Runs `body` with every signal blocked, so that what it starts inherits that.
 fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();

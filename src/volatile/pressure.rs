@@ -64,13 +64,13 @@ impl VolatileRegion {
 
 impl Drop for PurgeOnPressure {
     fn drop(&mut self) {
-        if self.process != process::id() {
-            return; // the thread and perhaps its lock are not here
+        if self.process == process::id() {
+            // In a child its owner may be missing.
+            *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            self.stop.1.notify_all();
         }
-        *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.stop.1.notify_all();
         if let Some(thread) = self.thread.take() {
-            let _it_does_not_panic = thread.join();
+            sys::thread::join_in(self.process, thread);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     process, slice,
     sync::{
         MutexGuard,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
 };
@@ -23,7 +23,7 @@ use crate::{
     fork_lock::ForkLock,
     operation::{Advice, Operation},
     range::PageRange,
-    sys::{self, Kernel as _, futex, linux::Linux, mmap::Region},
+    sys::{self, Kernel as _, futex::Bell, linux::Linux, mmap::Region},
     teardown::{PartialFolios, Teardown},
 };
 
@@ -146,8 +146,7 @@ impl VolatileOptions {
                 unpins: 0,
                 process: process::id(),
             }),
-            moves: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
+            moved: Bell::new(),
             refused_bytes: AtomicU64::new(0),
             memory,
         };
@@ -173,9 +172,8 @@ pub struct VolatileRegion {
     faults: Option<Faults>,
     policy: PurgePolicy,
     state: ForkLock<State>,
-    /// Changes when pages have moved; who waits for that sleeps on it.
-    moves: AtomicU32,
-    waiting: AtomicU32,
+    /// Rings when pages have moved.
+    moved: Bell,
     refused_bytes: AtomicU64,
 }
 
@@ -267,7 +265,7 @@ impl VolatileRegion {
             if let Some(mut state) = self.lock() {
                 state.pins.end_purge(&runs);
             }
-            self.say_moved();
+            self.moved.ring();
         }
         (bytes.div_ceil(page) - left) * page
     }
@@ -296,16 +294,14 @@ impl VolatileRegion {
     fn hold(&self, bytes: Range<usize>, hold: Hold) -> Result<Held<'_>, PinError> {
         let pages = self.pages_of(&bytes)?;
         let runs = loop {
-            let moves = self.moves.load(Ordering::Acquire);
-            let mut state = self.lock().ok_or(PinError::LostInFork)?;
-            match state.pins.begin_pin(pages.clone(), hold) {
-                Ok(runs) => break runs,
-                Err(Not::Held) => return Err(PinError::Held),
-                Err(Not::Yet) => {
-                    drop(state);
-                    self.wait_for_move(moves);
-                }
+            if let Some(runs) = self.begin_pin(&pages, hold)? {
+                break runs;
             }
+            let heard = self.moved.listen();
+            if let Some(runs) = self.begin_pin(&pages, hold)? {
+                break runs;
+            }
+            self.moved.sleep(heard, None);
         };
         let claimed = self.claim(&runs);
         let mut state = self.lock().ok_or(PinError::LostInFork)?;
@@ -333,7 +329,7 @@ impl VolatileRegion {
         let empty = state.pins.empty(pages.clone());
         drop(state);
         if !runs.is_empty() {
-            self.say_moved();
+            self.moved.ring();
         }
         let answer = match (&empty[..], self.policy) {
             ([], _) => Answer::Kept,
@@ -346,6 +342,16 @@ impl VolatileRegion {
             pages,
             answer,
         })
+    }
+
+    /// `None` while some of the pages are moving.
+    fn begin_pin(&self, pages: &Pages, hold: Hold) -> Result<Option<Vec<Run>>, PinError> {
+        let mut state = self.lock().ok_or(PinError::LostInFork)?;
+        match state.pins.begin_pin(pages.clone(), hold) {
+            Ok(runs) => Ok(Some(runs)),
+            Err(Not::Yet) => Ok(None),
+            Err(Not::Held) => Err(PinError::Held),
+        }
     }
 
     /// Makes pages solid that are moving; answers with those that were new.
@@ -424,7 +430,7 @@ impl VolatileRegion {
                 order.push(run.pages.clone(), *unpins, pins);
             }
         }
-        self.say_moved();
+        self.moved.ring();
     }
 
     fn free_lazily(&self, range: PageRange) {
@@ -477,19 +483,6 @@ impl VolatileRegion {
             }
         }
         Some(state)
-    }
-
-    fn wait_for_move(&self, moves: u32) {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        futex::wait(&self.moves, moves, None);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    fn say_moved(&self) {
-        self.moves.fetch_add(1, Ordering::SeqCst);
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            futex::wake(&self.moves);
-        }
     }
 }
 

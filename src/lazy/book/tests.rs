@@ -51,6 +51,16 @@ fn a_larger_run_is_split_and_one_much_larger_is_spared() {
 }
 
 #[test]
+fn a_run_of_any_size_serves_a_request_of_that_size() {
+    for pages in 1..200 {
+        let mut book = book(2);
+        assert!(book.put(run(0, pages), State::Lazy, 1));
+        let taken = book.take(pages * PAGE);
+        assert_eq!(taken, Some((run(0, pages), State::Lazy)));
+    }
+}
+
+#[test]
 fn the_oldest_go_first_whatever_their_size() {
     let mut book = book(8);
     for (page, pages, since) in [(0, 8, 5), (100, 300, 3), (500, 1, 4)] {
