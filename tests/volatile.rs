@@ -303,7 +303,7 @@ fn cycles() -> usize {
 /// Threads that pin, check, write and unpin at random, while the kernel is made
 /// to reclaim single pages and runs at any moment, and pages are purged by force.
 fn threads_and_reclaim_at_random() {
-    const PAGES: usize = 256;
+    const PAGES: usize = 1024;
     let region = region(PAGES);
     // What each page holds, by whoever had it for writing last; 0 is nothing.
     let seeds: Vec<AtomicUsize> = (0..PAGES).map(|_| AtomicUsize::new(0)).collect();
