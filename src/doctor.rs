@@ -12,6 +12,7 @@ use crate::{
         probe::{self, Vectors},
         stop,
     },
+    volatile,
 };
 
 /// One thing that a kernel may or may not offer.
@@ -117,6 +118,11 @@ fn probe_all() -> Vec<Capability> {
             "process_mrelease",
             probe::process_mrelease(),
             "a killed process frees its memory alone",
+        ),
+        by(
+            "volatile memory that faults",
+            volatile::stray_faults(),
+            "purged memory reads zero; a region that is to fault cannot be made",
         ),
         Capability {
             name: "parallel exit",

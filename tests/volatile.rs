@@ -15,11 +15,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mmzap::volatile::{Answer, PinError, PurgePolicy, Stray, VolatileCache, VolatileRegion};
+use mmzap::{
+    Map, PageRange, mapping,
+    volatile::{Answer, PinError, PurgePolicy, Stray, VolatileCache, VolatileRegion},
+};
 use support::{
     forked,
     memory::*,
-    settings::{LittleMemory, Swap},
+    settings::{LittleMemory, Setting, Swap},
     sys,
 };
 
@@ -343,7 +346,8 @@ fn threads_and_reclaim_at_random() {
                         word(seed, index)
                     };
                     // Both ends and a word in between: the whole is too slow.
-                    for at in [0, 8 * below(PAGE / 8), PAGE - 8] {
+                    // … that of the tag among them.
+                    for at in [0, index * 64 % PAGE, 8 * below(PAGE / 8), PAGE - 8] {
                         let found = u64::from_ne_bytes(page[at..at + 8].try_into().unwrap());
                         assert_eq!(found, expected, "page {index} at {at}, lost: {gone}");
                     }
@@ -573,8 +577,13 @@ fn merged_pages() {
     region.pin_mut(0..len).unwrap().fill(5);
     sys::hint(addr, len, sys::MERGE).unwrap_or_else(|error| support::cannot("KSM", &error));
     let merged = || {
-        let text = fs::read_to_string("/sys/kernel/mm/ksm/pages_sharing").unwrap_or_default();
-        text.trim().parse().unwrap_or(0) > 0
+        let text = fs::read_to_string("/proc/self/ksm_stat").unwrap_or_default();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("ksm_merging_pages "));
+        line.and_then(|count| count.trim().parse().ok())
+            .unwrap_or(0)
+            > 0
     };
     let reader = region.pin(0..len).unwrap();
     let some = (0..1000).any(|_| {
@@ -582,7 +591,8 @@ fn merged_pages() {
         merged()
     });
     if !some {
-        eprintln!("nothing was merged");
+        let nothing = std::io::Error::other("nothing was merged in ten seconds");
+        support::cannot("KSM", &nothing);
     }
     assert!(reader.is_kept() && reader.iter().all(|byte| *byte == 5));
     drop(reader);
@@ -602,18 +612,124 @@ fn merged_pages() {
 
 fn merging_changes_no_answer() {
     support::needs_root();
-    let _ksm = support::needs("KSM", support::settings::Ksm::on());
+    let _ksm = [
+        ("pages_to_scan", "20000"),
+        ("sleep_millisecs", "5"),
+        ("run", "1"),
+    ]
+    .map(|(file, value)| {
+        let path = format!("/sys/kernel/mm/ksm/{file}");
+        support::needs("KSM", Setting::set(path, value))
+    });
     support::play_or_skip("merged_pages", "");
 }
 
+fn huge_bytes(addr: usize, len: usize) -> usize {
+    let range = PageRange::new(addr, len, PAGE).unwrap();
+    mapping::folio_mix(range).expect("6.7").huge_bytes
+}
+
 fn huge_pages_are_not_used() {
+    support::needs_root();
+    let switch = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let _always = support::needs("huge pages", Setting::set(switch, "always"));
     // One written byte would keep 2 MiB.
     let region = region(8 * MIB / PAGE);
-    let _ = sys::hint(region.as_ptr().addr(), region.len(), sys::NO_HUGE_PAGES);
     write_all(&region, 17);
+    let start = region.as_ptr().addr();
+    assert_eq!(huge_bytes(start, region.len()), 0);
+    let mut other = Map::options().map(8 * MIB).unwrap();
+    other.fill(1);
+    assert!(
+        huge_bytes(other.as_ptr().addr(), 8 * MIB) > 0,
+        "there are huge pages"
+    );
     settle_lists();
     region.reclaim(pages(700..701)).unwrap();
     assert_eq!(check_all(&region, 17), 1);
+}
+
+fn one_locked_page_is_kept_and_the_others_go() {
+    for stray in [Stray::ReadsZero, Stray::Faults] {
+        let region = match VolatileRegion::options().stray(stray).map(16 * PAGE) {
+            Ok(region) => region,
+            Err(error) => {
+                eprintln!("skipped: {stray:?}: {error}");
+                continue;
+            }
+        };
+        write_all(&region, 20);
+        let locked = region.as_ptr().addr() + 5 * PAGE;
+        support::needs("locking a page", sys::lock(locked, PAGE));
+        drop(region.pin(0..16 * PAGE).unwrap());
+        assert_eq!(region.refused_bytes(), PAGE as u64);
+        settle_lists();
+        region.reclaim(pages(0..5)).unwrap();
+        region.reclaim(pages(6..16)).unwrap();
+        let all = region.pin(0..16 * PAGE).unwrap();
+        assert_eq!(
+            all.answer(),
+            &Answer::Purged(vec![pages(0..5), pages(6..16)])
+        );
+        assert!(holds(&all[pages(5..6)], word(20, 5)));
+        drop(all);
+        write_all(&region, 21);
+        region.pin_mut(pages(3..8)).unwrap().discard();
+        let all = region.pin(0..16 * PAGE).unwrap();
+        assert_eq!(all.answer(), &Answer::Purged(vec![pages(3..8)]));
+        assert!(all[pages(3..8)].iter().all(|byte| *byte == 0));
+        drop(all);
+        assert_eq!(region.purge_now(usize::MAX), 11 * PAGE);
+    }
+}
+
+fn guards_can_end_in_another_thread() {
+    let region = region(8);
+    write_all(&region, 22);
+    let guard = region.pin(pages(0..4)).unwrap();
+    thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            assert!(holds(&guard[..PAGE], word(22, 0)));
+            guard
+        });
+        let guard = other.join().unwrap();
+        scope.spawn(move || drop(guard)).join().unwrap();
+    });
+    assert!(region.pin_mut(0..region.len()).is_ok());
+}
+
+/// More than any machine has, and more than its notes could be.
+fn what_cannot_be_had_is_an_error() {
+    for len in [1 << 45, usize::MAX, usize::MAX - PAGE] {
+        assert!(VolatileRegion::new(len).is_err(), "{len}");
+    }
+}
+
+fn a_cache_forks() {
+    let cache = VolatileCache::new(64 * PAGE).unwrap();
+    let stop = AtomicBool::new(false);
+    assert!(cache.insert(1000, b"from before"));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut key = 0;
+            while !stop.load(Ordering::Relaxed) {
+                key = (key + 1) % 20;
+                cache.insert(key, vec![key as u8; 2 * PAGE]);
+            }
+        });
+        for _ in 0..100 {
+            forked(|| {
+                if let Some(bytes) = cache.get(&1000) {
+                    assert_eq!(&*bytes, b"from before");
+                }
+                if cache.insert(2000, b"new") {
+                    assert_eq!(&*cache.get(&2000).expect("just put in"), b"new");
+                }
+                let _ = format!("{cache:?}");
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 fn a_cache_gives_what_was_put_in_or_nothing() {
@@ -632,7 +748,7 @@ fn a_cache_gives_what_was_put_in_or_nothing() {
     assert!(held.iter().all(|byte| *byte == 1));
     assert_eq!(&*cache.get(&"a").unwrap(), &[2; PAGE][..]);
     drop(held);
-    cache.region().purge_now(usize::MAX);
+    cache.purge_now(usize::MAX);
     assert!(cache.get(&"a").is_none() && cache.get(&"a").is_none());
     let stats = cache.stats();
     assert_eq!(
@@ -650,6 +766,7 @@ fn a_cache_gives_what_was_put_in_or_nothing() {
     let reader = cache.get(&"next").unwrap();
     assert!(!cache.insert("no room", vec![5; 64 * PAGE]));
     assert!(reader.iter().all(|byte| *byte == 4));
+    assert!(cache.get(&"next").is_some(), "what is read stays");
     drop(reader);
     assert!(cache.insert("room", vec![5; 64 * PAGE]));
 }
@@ -674,8 +791,8 @@ fn a_cache_is_right_in_a_crowd() {
     thread::scope(|scope| {
         let purger = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                cache.region().purge_now(4 * PAGE);
-                let _ = cache.region().reclaim(0..64 * PAGE);
+                cache.purge_now(4 * PAGE);
+                cache.reclaim().expect("works");
                 thread::yield_now();
             }
         });
@@ -711,19 +828,6 @@ fn a_cache_is_right_in_a_crowd() {
     );
 }
 
-fn pressure_is_watched_while_wanted() {
-    let region = Arc::new(region(64));
-    write_all(&region, 18);
-    match region.purge_on_pressure() {
-        Ok(watcher) => {
-            thread::sleep(Duration::from_millis(50));
-            drop(watcher);
-        }
-        Err(error) => support::skip(format_args!("needs /proc/pressure/memory: {error}")),
-    }
-    assert_eq!(Arc::strong_count(&region), 1, "the thread is gone");
-}
-
 fn main() {
     support::main(
         named![
@@ -749,7 +853,10 @@ fn main() {
             a_cache_gives_what_was_put_in_or_nothing,
             a_cache_evicts_what_was_not_asked_for_the_longest,
             a_cache_is_right_in_a_crowd,
-            pressure_is_watched_while_wanted,
+            one_locked_page_is_kept_and_the_others_go,
+            guards_can_end_in_another_thread,
+            what_cannot_be_had_is_an_error,
+            a_cache_forks,
         ],
         named![
             forks_amid_moves,

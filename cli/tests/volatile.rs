@@ -59,7 +59,7 @@ fn every_way_is_measured() {
         .iter()
         .filter(|row| row["operation"] == "pin")
         .collect();
-    assert_eq!(pins.len(), 12);
+    assert_eq!(pins.len(), 16);
     assert!(pins.iter().all(|row| row["median_s"].as_f64() > Some(0.0)));
     let left = std::fs::read_dir("/sys/fs/cgroup/memory")
         .or_else(|_| std::fs::read_dir("/sys/fs/cgroup"))

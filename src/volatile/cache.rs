@@ -7,13 +7,16 @@ use std::{
     io,
     ops::{Deref, Range},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use super::region::{PinError, Pinned, PurgePolicy, VolatileRegion};
-use crate::sys;
+use super::{
+    pressure::PurgeOnPressure,
+    region::{PinError, Pinned, PinnedMut, PurgePolicy, VolatileRegion},
+};
+use crate::{fork_lock::ForkLock, sys};
 
 /// What a [`VolatileCache`] has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +41,9 @@ pub struct CacheStats {
 /// An entry takes whole pages. When there is no room left, entries that nobody
 /// reads make way, those that were not asked for the longest first.
 ///
+/// In the child of a fork it has what it had, unless another thread was in the
+/// middle of a call: then it is empty there, and takes nothing.
+///
 /// ```
 /// let cache = mmzap::volatile::VolatileCache::new(1 << 20)?;
 /// assert!(cache.insert("block 7", b"its bytes"));
@@ -48,8 +54,8 @@ pub struct CacheStats {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub struct VolatileCache<K> {
-    region: VolatileRegion,
-    shelf: Mutex<Shelf<K>>,
+    region: Arc<VolatileRegion>,
+    shelf: ForkLock<Shelf<K>>,
     hits: AtomicU64,
     misses: AtomicU64,
     purges: AtomicU64,
@@ -90,27 +96,44 @@ impl<K> VolatileCache<K> {
         let region = VolatileRegion::options()
             .purge_policy(PurgePolicy::Whole)
             .map(len)?;
-        Ok(Self {
-            shelf: Mutex::new(Shelf {
+        let cache = Self {
+            shelf: ForkLock::new(Shelf {
                 entries: HashMap::new(),
                 by_age: BTreeMap::new(),
                 free: Free::all(region.len()),
                 lingering: Vec::new(),
                 clock: 0,
             }),
-            region,
+            region: Arc::new(region),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             purges: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
-        })
+        };
+        cache.shelf.belongs_here();
+        Ok(cache)
     }
 
-    /// The memory behind it, for [`purge_now`](VolatileRegion::purge_now) and
-    /// the like.
-    #[must_use]
-    pub fn region(&self) -> &VolatileRegion {
-        &self.region
+    /// [`VolatileRegion::purge_now`], for all entries that nobody reads.
+    pub fn purge_now(&self, bytes: usize) -> usize {
+        self.region.purge_now(bytes)
+    }
+
+    /// [`VolatileRegion::purge_on_pressure`], for this cache.
+    ///
+    /// # Errors
+    /// Those of that function.
+    pub fn purge_on_pressure(&self) -> io::Result<PurgeOnPressure> {
+        self.region.purge_on_pressure()
+    }
+
+    /// Asks the kernel to reclaim now what nobody reads, as it would under
+    /// pressure.
+    ///
+    /// # Errors
+    /// Those of [`VolatileRegion::reclaim`].
+    pub fn reclaim(&self) -> Result<(), PinError> {
+        self.region.reclaim(0..self.region.len())
     }
 
     /// What it has done so far.
@@ -122,13 +145,14 @@ impl<K> VolatileCache<K> {
             misses: count(&self.misses),
             purges: count(&self.purges),
             evictions: count(&self.evictions),
-            entries: self.shelf().entries.len(),
+            entries: self.shelf().map_or(0, |shelf| shelf.entries.len()),
         }
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf<K>> {
-        // Only a key's own code can panic there, between two states.
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None` in a child that has lost it. Only a key's own code can panic while
+    /// it is locked: then a place is lost, and nothing else.
+    fn shelf(&self) -> Option<MutexGuard<'_, Shelf<K>>> {
+        self.shelf.lock()
     }
 }
 
@@ -139,71 +163,87 @@ impl<K: Eq + Hash + Clone> VolatileCache<K> {
     pub fn insert(&self, key: K, bytes: impl AsRef<[u8]>) -> bool {
         let bytes = bytes.as_ref();
         self.remove(&key);
-        let Some(place) = self.place_for(bytes.len()) else {
-            return false;
-        };
-        // Nobody knows of the place yet.
-        let Ok(mut pinned) = self.region.pin_mut(place.clone()) else {
-            self.shelf().free.give(whole_pages(&place));
-            return false;
-        };
+        loop {
+            let Some(place) = self.place_for(bytes.len()) else {
+                return false;
+            };
+            let pinned = self.region.pin_mut(place.clone());
+            if let Ok(pinned) = pinned {
+                return self.put(key, bytes, place, pinned);
+            }
+            // Somebody who looked for an entry that was there has come late.
+            match self.shelf() {
+                Some(mut shelf) => shelf.lingering.push(place),
+                None => return false,
+            }
+        }
+    }
+
+    fn put(&self, key: K, bytes: &[u8], place: Range<usize>, mut pinned: PinnedMut<'_>) -> bool {
         pinned.copy_from_slice(bytes);
         drop(pinned);
-        let mut shelf = self.shelf();
+        let Some(mut shelf) = self.shelf() else {
+            return false;
+        };
         // Of two that come at once the later one stays.
         self.forget(&mut shelf, &key);
         let now = shelf.tick();
-        shelf.by_age.insert(now, key.clone());
         let entry = Entry {
             place,
             born: now,
             asked: now,
         };
-        shelf.entries.insert(key, entry);
+        shelf.entries.insert(key.clone(), entry);
+        shelf.by_age.insert(now, key);
         true
     }
 
     /// The bytes under this key, solid until the guard is dropped; `None` if
     /// there are none any more.
     pub fn get(&self, key: &K) -> Option<Guard<'_>> {
+        let missed = || {
+            self.misses.fetch_add(1, Ordering::Relaxed);
+            None
+        };
         loop {
-            let found = self.shelf().entries.get(key).cloned();
+            let found = self
+                .shelf()
+                .and_then(|shelf| shelf.entries.get(key).cloned());
             let Some(entry) = found else {
-                self.misses.fetch_add(1, Ordering::Relaxed);
-                return None;
+                return missed();
             };
             // Without the lock, which others need meanwhile.
             let pinned = self.region.pin(entry.place.clone());
-            let mut shelf = self.shelf();
-            let same = shelf.entries.get(key).map(|now| now.born) == Some(entry.born);
-            match pinned {
-                // It went, and perhaps others came to its place.
-                _ if !same => {}
+            let Some(mut shelf) = self.shelf() else {
+                return missed();
+            };
+            if shelf.entries.get(key).map(|now| now.born) != Some(entry.born) {
+                continue; // it went, and perhaps another came to its place
+            }
+            return match pinned {
                 Ok(pinned) if pinned.is_kept() => {
                     shelf.ask(key);
                     self.hits.fetch_add(1, Ordering::Relaxed);
-                    return Some(Guard(pinned));
+                    Some(Guard(pinned))
                 }
                 Ok(pinned) => {
                     drop(pinned);
                     self.forget(&mut shelf, key);
                     self.purges.fetch_add(1, Ordering::Relaxed);
-                    return None;
+                    None
                 }
-                // A place whose entry is there is written by nobody, so this is
-                // a fork, or no memory for pages that were purged.
-                Err(PinError::Held) => {}
-                Err(_) => {
-                    self.misses.fetch_add(1, Ordering::Relaxed);
-                    return None;
-                }
-            }
+                // No memory for pages that were purged.
+                Err(_) => missed(),
+            };
         }
     }
 
     /// Removes what is there under this key, if there is anything.
     pub fn remove(&self, key: &K) -> bool {
-        self.forget(&mut self.shelf(), key)
+        match self.shelf() {
+            Some(mut shelf) => self.forget(&mut shelf, key),
+            None => false,
+        }
     }
 
     fn place_for(&self, len: usize) -> Option<Range<usize>> {
@@ -211,22 +251,25 @@ impl<K: Eq + Hash + Clone> VolatileCache<K> {
         if len == 0 || pages > self.region.len() {
             return None;
         }
-        let mut shelf = self.shelf();
+        let mut shelf = self.shelf()?;
         self.sweep(&mut shelf);
-        let mut passed = 0;
+        let mut from = 0;
         loop {
             if let Some(start) = shelf.free.take(pages) {
                 return Some(start..start + len);
             }
-            // Entries that are being read are passed by.
-            let age = *shelf.by_age.range(passed..).next()?.0;
-            passed = age + 1;
-            let key = shelf.by_age[&age].clone();
-            let before = shelf.lingering.len();
-            self.forget(&mut shelf, &key);
-            self.evictions.fetch_add(1, Ordering::Relaxed);
-            if shelf.lingering.len() > before {
+            let (age, key) = shelf.by_age.range(from..).next()?;
+            let (age, key) = (*age, key.clone());
+            from = age + 1;
+            let Some(entry) = shelf.entries.get(&key) else {
                 continue;
+            };
+            let place = entry.place.clone();
+            // An entry that is being read stays.
+            if self.free(&mut shelf.free, &place) {
+                shelf.by_age.remove(&age);
+                shelf.entries.remove(&key);
+                self.evictions.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -237,8 +280,9 @@ impl<K: Eq + Hash + Clone> VolatileCache<K> {
             return false;
         };
         shelf.by_age.remove(&entry.asked);
-        shelf.lingering.push(entry.place);
-        self.sweep(shelf);
+        if !self.free(&mut shelf.free, &entry.place) {
+            shelf.lingering.push(entry.place);
+        }
         true
     }
 
@@ -247,14 +291,17 @@ impl<K: Eq + Hash + Clone> VolatileCache<K> {
         let Shelf {
             free, lingering, ..
         } = shelf;
-        lingering.retain(|place| match self.region.pin_mut(place.clone()) {
-            Ok(pinned) => {
-                pinned.discard();
-                free.give(whole_pages(place));
-                false
-            }
-            Err(_) => true,
-        });
+        lingering.retain(|place| !self.free(free, place));
+    }
+
+    /// Frees a place that is nobody's, unless somebody still reads there.
+    fn free(&self, free: &mut Free, place: &Range<usize>) -> bool {
+        let Ok(pinned) = self.region.pin_mut(place.clone()) else {
+            return false;
+        };
+        pinned.discard();
+        free.give(whole_pages(place));
+        true
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     error::Errno,
     operation::Advice,
     range::PageRange,
-    sys::{self, Kernel as _, linux::Linux, pagemap::Pagemap, userfault::Userfault},
+    sys::{self, Kernel as _, linux::Linux, mmap::Region, pagemap::Pagemap, userfault::Userfault},
 };
 
 pub(super) struct Faults {
@@ -21,6 +21,15 @@ pub(super) struct Faults {
     process: u32,
     #[cfg(test)]
     pub(super) refuses: std::sync::atomic::AtomicBool,
+}
+
+/// Whether memory can be made to fault where it was purged; tried on a page.
+pub(crate) fn stray_faults() -> Result<(), Errno> {
+    let page = Region::map(sys::page_bytes())?;
+    match Faults::over(page.range()) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Errno(error.raw_os_error().unwrap_or(0))),
+    }
 }
 
 impl Faults {
@@ -35,7 +44,8 @@ impl Faults {
             #[cfg(test)]
             refuses: false.into(),
         };
-        // Finds out now what would be missing later: Linux 5.14 and 6.7.
+        // Finds out now what would be missing later: MADV_POPULATE_WRITE is in
+        // Linux 5.14, PAGEMAP_SCAN in 6.7.
         let page = range.split_at(range.start() + sys::page_bytes()).0;
         let first = page.unwrap_or(range);
         faults.fill(first).map_err(error)?;
@@ -43,6 +53,23 @@ impl Faults {
             .advise(first, Advice::DontNeed)
             .map_err(error)?;
         Ok(faults)
+    }
+
+    /// Fills a hole with zeros. The kernel does it in one mapping at a time, and
+    /// mlock(2) of some pages makes three of one.
+    fn zero(&self, hole: PageRange) -> Result<(), Errno> {
+        match self.descriptor.zero(hole) {
+            Err(sys::ENOENT) if hole.len() > sys::page_bytes() => {
+                let middle = hole.start() + hole.len() / 2;
+                let at = middle.next_multiple_of(sys::page_bytes());
+                let (before, after) = hole.split_at(at);
+                [before, after]
+                    .into_iter()
+                    .flatten()
+                    .try_for_each(|part| self.zero(part))
+            }
+            answer => answer,
+        }
     }
 
     /// Every page of `range` is there afterwards, and stays until it is freed
@@ -60,8 +87,12 @@ impl Faults {
             }
             let mut at = range.start();
             let mut filled = Ok(());
-            let fill = |from: usize, to: usize| match PageRange::between(from, to) {
-                Some(hole) => self.descriptor.zero(hole),
+            let mut holes = 0;
+            let mut fill = |from: usize, to: usize| match PageRange::between(from, to) {
+                Some(hole) => {
+                    holes += 1;
+                    self.zero(hole)
+                }
                 None => Ok(()),
             };
             self.pagemap.scan(range, false, |part| {
@@ -72,6 +103,9 @@ impl Faults {
             })?;
             filled?;
             fill(at, range.end())?;
+            if holes == 0 {
+                return Err(sys::EFAULT); // not for want of a page: a swap device fails
+            }
         }
     }
 }

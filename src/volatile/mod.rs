@@ -38,9 +38,11 @@
 //! answer.
 //!
 //! **Order.** The kernel takes lazily freed pages from its list of inactive file
-//! pages, the oldest first, as far as nobody else's pages and other memory groups
-//! come between; there is no call to put it otherwise (`MADV_COLD` does nothing to
-//! them). [`VolatileRegion::purge_now`] keeps the order exactly.
+//! pages, roughly in the order in which they were *first* freed: pinning a page and
+//! unpinning it again does not renew its place, unless reclaim has met it meanwhile,
+//! and there is no call to do so (`MADV_COLD` does nothing to such pages). So under
+//! pressure of the kernel's what is used often can go first.
+//! [`VolatileRegion::purge_now`] takes what was unpinned longest ago, exactly.
 //!
 //! **Not volatile** is memory that is locked (mlockall(2)): unpinning it is
 //! allowed, and every answer is that it was kept;
@@ -58,6 +60,8 @@ mod pressure;
 mod region;
 mod tagged;
 mod wide;
+
+pub(crate) use faults::stray_faults;
 
 pub use cache::{CacheStats, Guard, VolatileCache};
 pub use pressure::PurgeOnPressure;

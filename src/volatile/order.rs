@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::pins::{Pages, Pins, Run};
 
-/// Entries before the first sweep for those that are no longer true.
+/// Entries and pages before the first sweep for what is no longer true.
 const SWEPT_FROM: usize = 1024;
 
 /// Pages in the order in which they became volatile. An entry whose pages were
@@ -12,21 +12,25 @@ const SWEPT_FROM: usize = 1024;
 #[derive(Default)]
 pub(super) struct Order {
     queue: VecDeque<(Pages, u32)>,
-    /// The length from which on the next sweep pays.
+    /// Pages of all entries: what a sweep looks at, at most.
+    pages: usize,
+    /// So many from which on the next sweep pays.
     sweep_at: usize,
 }
 
 impl Order {
     /// Pages became volatile at `epoch`.
     pub(super) fn push(&mut self, pages: Pages, epoch: u32, pins: &Pins) {
-        if self.queue.len() >= self.sweep_at.max(SWEPT_FROM) {
+        if self.pages >= self.sweep_at.max(SWEPT_FROM) {
             self.queue.retain(|(pages, epoch)| {
                 pages
                     .clone()
                     .any(|page| pins.is_volatile_since(page, *epoch))
             });
-            self.sweep_at = 2 * self.queue.len();
+            self.pages = self.queue.iter().map(|(pages, _)| pages.len()).sum();
+            self.sweep_at = 2 * self.pages;
         }
+        self.pages += pages.len();
         self.queue.push_back((pages, epoch));
     }
 
@@ -34,11 +38,13 @@ impl Order {
     /// `None` if nothing is volatile, or what is has nothing in it.
     pub(super) fn oldest(&mut self, pins: &mut Pins, most: usize) -> Option<Vec<Run>> {
         while let Some((pages, epoch)) = self.queue.pop_front() {
+            self.pages -= pages.len();
             let runs = pins.begin_purge(pages.clone(), epoch, most);
             let Some(last) = runs.last() else {
                 continue;
             };
             if last.pages.end < pages.end {
+                self.pages += pages.end - last.pages.end;
                 self.queue.push_front((last.pages.end..pages.end, epoch));
             }
             return Some(runs);
@@ -75,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_first_and_no_page_twice() {
-        let (mut order, mut pins) = (Order::default(), Pins::new(20));
+        let (mut order, mut pins) = (Order::default(), Pins::new(20).expect("memory"));
         unpin(&mut order, &mut pins, 0..8, 1);
         unpin(&mut order, &mut pins, 10..14, 2);
         unpin(&mut order, &mut pins, 2..4, 3); // younger again
@@ -88,7 +94,7 @@ mod tests {
 
     #[test]
     fn it_stays_short_however_often_pages_come() {
-        let (mut order, mut pins) = (Order::default(), Pins::new(4));
+        let (mut order, mut pins) = (Order::default(), Pins::new(4).expect("memory"));
         for epoch in 1..20_000 {
             unpin(&mut order, &mut pins, 0..1, epoch);
         }

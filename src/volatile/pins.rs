@@ -59,14 +59,17 @@ enum State {
 pub(super) struct Pins(Vec<Page>);
 
 impl Pins {
-    /// So many pages, volatile and empty.
-    pub(super) fn new(count: usize) -> Self {
+    /// So many pages, volatile and empty; `None` without memory for the notes.
+    pub(super) fn new(count: usize) -> Option<Self> {
         let page = Page {
             state: State::Volatile,
             empty: true,
             epoch: 0,
         };
-        Self(vec![page; count])
+        let mut pages = Vec::new();
+        pages.try_reserve_exact(count).ok()?;
+        pages.resize(count, page);
+        Some(Self(pages))
     }
 
     /// Begins to pin. Those that are volatile are moving from now on, and are

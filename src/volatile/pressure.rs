@@ -38,6 +38,14 @@ impl VolatileRegion {
     /// who stalls.
     pub fn purge_on_pressure(self: &Arc<Self>) -> io::Result<PurgeOnPressure> {
         let mut pressure = Pressure::of_machine()?;
+        self.purge_while(move || pressure.is_high())
+    }
+
+    /// Purges at each look at which `short` says that memory is.
+    fn purge_while(
+        self: &Arc<Self>,
+        mut short: impl FnMut() -> bool + Send + 'static,
+    ) -> io::Result<PurgeOnPressure> {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let (region, stopped) = (Arc::clone(self), Arc::clone(&stop));
         let thread = sys::thread::spawn_quiet("mmzap-volatile", move || {
@@ -49,7 +57,7 @@ impl VolatileRegion {
                     .wait_timeout(stop, LOOK)
                     .unwrap_or_else(PoisonError::into_inner)
                     .0;
-                if !*stop && pressure.is_high() {
+                if !*stop && short() {
                     region.purge_now(region.len().div_ceil(PART));
                 }
             }
@@ -72,5 +80,32 @@ impl Drop for PurgeOnPressure {
         if let Some(thread) = self.thread.take() {
             sys::thread::join_in(self.process, thread);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn it_purges_while_memory_is_short_and_ends() {
+        let len = 64 * sys::page_bytes();
+        let region = Arc::new(VolatileRegion::new(len).expect("memory"));
+        region.pin_mut(0..len).expect("nobody has it").fill(1);
+        let (said, heard) = mpsc::channel();
+        let mut looks = 0;
+        let watcher = region.purge_while(move || {
+            looks += 1;
+            let _nobody_hears = said.send(looks);
+            looks == 2
+        });
+        let watcher = watcher.expect("a thread");
+        // At the third look what the second has found was done.
+        while heard.recv_timeout(Duration::from_secs(60)).expect("a look") < 3 {}
+        drop(watcher);
+        assert_eq!(Arc::strong_count(&region), 1, "the thread is gone");
+        assert_eq!(region.purge_now(len), len - len / PART);
     }
 }

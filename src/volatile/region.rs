@@ -35,7 +35,8 @@ pub enum PurgePolicy {
     #[default]
     Page,
     /// One lost page loses all that is pinned with it: for objects that are of
-    /// no use in parts. Pages that others have pinned stay.
+    /// no use in parts. Pages that others have pinned meanwhile stay, and the
+    /// answer does not name them.
     Whole,
 }
 
@@ -47,8 +48,8 @@ pub enum Stray {
     /// It reads zero.
     #[default]
     ReadsZero,
-    /// The thread gets SIGBUS (userfaultfd(2), Linux 5.14). Each pin then costs
-    /// a call into the kernel more. Not in the child of a fork.
+    /// The thread gets SIGBUS (userfaultfd(2) and PAGEMAP_SCAN, Linux 6.7). Each
+    /// pin then costs a call into the kernel more. Not in the child of a fork.
     Faults,
 }
 
@@ -93,6 +94,10 @@ impl fmt::Display for PinError {
 
 impl error::Error for PinError {}
 
+/// For how long it is taken for granted that pages cannot be freed lazily, after
+/// all of a range was refused.
+const REFUSED_MICROS: u64 = 1_000_000;
+
 /// How a [`VolatileRegion`] is to be made.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VolatileOptions {
@@ -116,11 +121,12 @@ impl VolatileOptions {
     }
 
     /// Maps a region of `len` bytes, rounded up to whole pages. It takes no
-    /// memory before it is written, and 24 bytes for each page for its notes.
+    /// memory before it is written, but for 24 bytes of notes for each page.
     ///
     /// # Errors
-    /// Those of mmap(2); for [`Stray::Faults`] those of userfaultfd(2), and
-    /// `ENOSYS` where the kernel lacks what it takes.
+    /// Those of mmap(2), and `ENOMEM` for the notes. For [`Stray::Faults`] those of
+    /// userfaultfd(2), MADV_POPULATE_WRITE and PAGEMAP_SCAN, whichever the kernel
+    /// lacks: `ENOSYS`, `EINVAL` or `ENOTTY`.
     pub fn map(self, len: usize) -> io::Result<VolatileRegion> {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
         let page = sys::page_bytes();
@@ -137,17 +143,18 @@ impl VolatileOptions {
             Stray::Faults => Some(Faults::over(memory.range())?),
         };
         let region = VolatileRegion {
-            tagged: Tagged::new(memory.range()),
+            tagged: Tagged::new(memory.range()).ok_or_else(|| error(sys::ENOMEM))?,
             faults,
             policy: self.policy,
             state: ForkLock::new(State {
-                pins: Pins::new(len / page),
+                pins: Pins::new(len / page).ok_or_else(|| error(sys::ENOMEM))?,
                 order: Order::default(),
                 unpins: 0,
                 process: process::id(),
             }),
             moved: Bell::new(),
             refused_bytes: AtomicU64::new(0),
+            refused_until: AtomicU64::new(0),
             memory,
         };
         region.state.belongs_here();
@@ -175,6 +182,8 @@ pub struct VolatileRegion {
     /// Rings when pages have moved.
     moved: Bell,
     refused_bytes: AtomicU64,
+    /// Until when a refusal is not looked into.
+    refused_until: AtomicU64,
 }
 
 impl fmt::Debug for VolatileRegion {
@@ -244,8 +253,9 @@ impl VolatileRegion {
 
     /// Purges up to `bytes` (rounded up to whole pages) that are volatile, those
     /// first that were unpinned first. Returns how many were: less if there is
-    /// no more. For programs that know better than the kernel when memory is
-    /// short.
+    /// no more. Pages that the kernel has taken already, which nobody knows before
+    /// they are pinned, count as well. For programs that know better than the
+    /// kernel when memory is short.
     pub fn purge_now(&self, bytes: usize) -> usize {
         let page = sys::page_bytes();
         let mut left = bytes.div_ceil(page);
@@ -314,14 +324,21 @@ impl VolatileRegion {
             }
         };
         if self.policy == PurgePolicy::Whole
-            && (!purged.is_empty() || !state.pins.empty(pages.clone()).is_empty())
+            && purged.is_empty()
+            && !state.pins.empty(pages.clone()).is_empty()
         {
-            // Still moving: nobody sees them half.
+            // A part was lost before. The rest is still moving: nobody sees it half.
             drop(state);
-            purged.clear();
             for run in &runs {
                 self.empty(&run.pages);
                 purged.extend(run.pages.clone());
+            }
+            let filled = runs
+                .iter()
+                .try_for_each(|run| self.fill(self.tagged.addresses(&run.pages)));
+            if let Err(errno) = filled {
+                self.take_back(pages, &runs);
+                return Err(PinError::Kernel(errno));
             }
             state = self.lock().ok_or(PinError::LostInFork)?;
         }
@@ -331,10 +348,9 @@ impl VolatileRegion {
         if !runs.is_empty() {
             self.moved.ring();
         }
-        let answer = match (&empty[..], self.policy) {
-            ([], _) => Answer::Kept,
-            (_, PurgePolicy::Whole) => Answer::Purged(vec![bytes_of(&pages)]),
-            (_, PurgePolicy::Page) => Answer::Purged(empty.iter().map(bytes_of).collect()),
+        let answer = match &empty[..] {
+            [] => Answer::Kept,
+            empty => Answer::Purged(empty.iter().map(bytes_of).collect()),
         };
         Ok(Held {
             region: self,
@@ -354,13 +370,12 @@ impl VolatileRegion {
         }
     }
 
-    /// Makes pages solid that are moving; answers with those that were new.
+    /// Makes pages solid that are moving; answers with those that were new, and
+    /// are empty now.
     fn claim(&self, runs: &[Run]) -> Result<Vec<usize>, Errno> {
-        if let Some(faults) = &self.faults {
-            // Before anything is changed, so that a refusal changes nothing.
-            for run in runs {
-                faults.fill(self.tagged.addresses(&run.pages))?;
-            }
+        // Before anything is changed, so that a refusal changes nothing.
+        for run in runs {
+            self.fill(self.tagged.addresses(&run.pages))?;
         }
         let mut purged = Vec::new();
         for run in runs.iter().filter(|run| !run.empty) {
@@ -372,13 +387,28 @@ impl VolatileRegion {
             });
             purged.extend(lost.into_iter().flatten());
         }
+        let lose_all = self.policy == PurgePolicy::Whole && !purged.is_empty();
+        let lost: Vec<Pages> = if lose_all {
+            purged = runs.iter().flat_map(|run| run.pages.clone()).collect();
+            runs.iter().map(|run| run.pages.clone()).collect()
+        } else {
+            runs_of(&purged)
+        };
+        for pages in &lost {
+            // Reclaim flushes TLBs late: another CPU could still see the page
+            // that was there. A discard flushes them now. It also gives back the
+            // page of zeros that may never be written.
+            self.empty(pages);
+            self.fill(self.tagged.addresses(pages))?;
+        }
         Ok(purged)
     }
 
     /// Ends a pin of `pages` that failed while those of `runs` were moving; the
     /// others are held.
     fn take_back(&self, pages: Pages, runs: &[Run]) {
-        self.make_volatile(runs, |_| {}); // the tags are still there
+        // The tags are still there; where they are not, nothing is left.
+        self.make_volatile(runs, |_| {});
         let mut at = pages.start;
         for end in runs
             .iter()
@@ -434,11 +464,13 @@ impl VolatileRegion {
     }
 
     fn free_lazily(&self, range: PageRange) {
-        let done = if range.len() < wide::BYTES {
-            match Linux::plain().advise(range, Advice::Free) {
-                Ok(()) => range.len(),
-                Err(_) => 0,
-            }
+        let small = range.len() < wide::BYTES;
+        if small && Linux::plain().advise(range, Advice::Free).is_ok() {
+            return;
+        }
+        let now = sys::thread::monotonic_micros();
+        let left = if small && now < self.refused_until.load(Ordering::Relaxed) {
+            range.len()
         } else {
             let pages = [(range.start() as *mut u8, range.len())];
             // SAFETY: the pages are tagged and moving: nobody relies on them.
@@ -447,22 +479,37 @@ impl VolatileRegion {
                     .partial_folios(PartialFolios::Split)
                     .run_raw(pages)
             };
-            report.bytes_done
+            range.len() - report.bytes_done
         };
-        let left = (range.len() - done) as u64;
         if left > 0 {
-            self.refused_bytes.fetch_add(left, Ordering::Relaxed);
+            if left == range.len() {
+                // To find out which part it is costs more than all the rest.
+                let until = now.saturating_add(REFUSED_MICROS);
+                self.refused_until.store(until, Ordering::Relaxed);
+            }
+            self.refused_bytes.fetch_add(left as u64, Ordering::Relaxed);
         }
     }
 
-    /// Discards pages that are moving, or of which nothing is wanted.
+    /// Discards pages that are moving. With [`Stray::Faults`] they are holes then.
     fn empty(&self, pages: &Pages) {
         let range = self.tagged.addresses(pages);
-        if Linux::plain().advise(range, Advice::DontNeed).is_err() {
-            // Locked: written over instead.
+        let kernel = Linux::plain();
+        let done = kernel
+            .advise(range, Advice::DontNeed)
+            // Of locked pages, Linux 5.18.
+            .or_else(|_| kernel.advise(range, Advice::DontNeedLocked));
+        if done.is_err() && self.fill(range).is_ok() {
             // SAFETY: nobody else uses the pages while they move.
             unsafe { std::ptr::write_bytes(range.start() as *mut u8, 0, range.len()) };
         }
+    }
+
+    /// Where holes fault, there are none afterwards.
+    fn fill(&self, range: PageRange) -> Result<(), Errno> {
+        self.faults
+            .as_ref()
+            .map_or(Ok(()), |faults| faults.fill(range))
     }
 
     fn pages_of(&self, bytes: &Range<usize>) -> Result<Pages, PinError> {
@@ -477,6 +524,7 @@ impl VolatileRegion {
         let mut state = self.state.lock()?;
         if state.process != process::id() {
             state.process = process::id();
+            self.state.belongs_here(); // it is held, by one who exists
             // Whoever moved them is not here, and how far it came nobody knows.
             for pages in state.pins.abandon_moving() {
                 self.empty(&pages);
@@ -489,6 +537,14 @@ impl VolatileRegion {
 fn bytes_of(pages: &Pages) -> Range<usize> {
     let page = sys::page_bytes();
     pages.start * page..pages.end * page
+}
+
+/// Pages in order, as runs.
+fn runs_of(pages: &[usize]) -> Vec<Pages> {
+    pages
+        .chunk_by(|one, next| one + 1 == *next)
+        .map(|run| run[0]..run[0] + run.len())
+        .collect()
 }
 
 /// What both guards are made of.

@@ -29,12 +29,16 @@ pub(super) struct Tagged {
 }
 
 impl Tagged {
-    pub(super) fn new(range: PageRange) -> Self {
+    /// `None` without memory for the words.
+    pub(super) fn new(range: PageRange) -> Option<Self> {
         let pages = range.len() / sys::page_bytes();
-        Self {
+        let mut aside = Vec::new();
+        aside.try_reserve_exact(pages).ok()?;
+        aside.resize_with(pages, || AtomicU64::new(0));
+        Some(Self {
             range,
-            aside: (0..pages).map(|_| AtomicU64::new(0)).collect(),
-        }
+            aside: aside.into_boxed_slice(),
+        })
     }
 
     /// The addresses of some pages.
@@ -61,7 +65,8 @@ impl Tagged {
         }
     }
 
-    /// Makes pages solid; adds those that are new to `purged`. They are zeros.
+    /// Makes pages solid; adds those that are new to `purged`, which are to be
+    /// discarded.
     ///
     /// # Safety
     /// As for [`mark`](Self::mark), after which they have been volatile.
@@ -72,7 +77,6 @@ impl Tagged {
             let own = self.aside[index].load(Ordering::Relaxed);
             // An exchange writes even where it changes nothing, on every CPU.
             if word.swap(own, Ordering::AcqRel) != TAG {
-                word.store(0, Ordering::Release);
                 purged.push(index);
             }
         }

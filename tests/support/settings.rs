@@ -96,35 +96,6 @@ fn remove_group(path: &Path) {
     eprintln!("{} is left: busy", path.display());
 }
 
-/// The kernel merges pages that are alike, quickly; as before at the end.
-pub struct Ksm(Vec<(&'static str, String)>);
-
-impl Ksm {
-    pub fn on() -> io::Result<Self> {
-        let mut before = Self(Vec::new());
-        for (file, wanted) in [
-            ("pages_to_scan", "20000"),
-            ("sleep_millisecs", "5"),
-            ("run", "1"),
-        ] {
-            let path = format!("/sys/kernel/mm/ksm/{file}");
-            before.0.push((file, fs::read_to_string(&path)?));
-            fs::write(path, wanted)?;
-        }
-        Ok(before)
-    }
-}
-
-impl Drop for Ksm {
-    fn drop(&mut self) {
-        for (file, text) in self.0.drain(..).rev() {
-            if let Err(error) = fs::write(format!("/sys/kernel/mm/ksm/{file}"), text.trim()) {
-                eprintln!("{file} of KSM is left changed: {error}");
-            }
-        }
-    }
-}
-
 /// Swap in compressed memory, removed at the end.
 pub struct Swap {
     number: String,

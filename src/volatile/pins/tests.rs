@@ -46,7 +46,7 @@ proptest! {
     /// until a writer leaves.
     #[test]
     fn every_page_has_one_state(steps in steps()) {
-        let mut pins = Pins::new(PAGES);
+        let mut pins = Pins::new(PAGES).expect("memory");
         let mut tasks: Vec<Task> = Vec::new();
         let mut epoch = 0;
         for step in steps {
@@ -124,7 +124,7 @@ proptest! {
 
 #[test]
 fn what_moved_in_another_process_is_given_up() {
-    let mut pins = Pins::new(6);
+    let mut pins = Pins::new(6).expect("memory");
     let runs = pins.begin_pin(0..2, Hold::Read).expect("free");
     pins.end_pin(&runs, Hold::Read, &[]);
     pins.begin_pin(1..4, Hold::Read).expect("read by both");

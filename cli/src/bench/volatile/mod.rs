@@ -111,7 +111,8 @@ pub fn run(settings: &Settings, progress: &Progress) -> Result<Outcome> {
          what is free or cached, beside a process that wants the other half all the time, and \
          a CPU; swap is \
          measured with --zram; pin: one solid-and-back of what was kept, per range, against \
-         discarding and refilling it, and against a call for each page; killed is whom the kernel killed for want of memory, and where that is \
+         discarding and refilling it, and against a bare loop over its pages (an exchange each \
+         way and one call); by page is a pin for each; killed is whom the kernel killed for want of memory, and where that is \
          the other process, there was no pressure from then on",
     );
     for work in [Work::Ebizzy, Work::Cache] {

@@ -1,5 +1,6 @@
 //! What it costs to make a range solid and volatile again.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -27,6 +28,7 @@ pub fn measure(runs: usize, progress: &Progress) -> Result<Vec<Row>> {
         let variants = vec![
             Variant::new("dontneed", None, move || refill(bytes, times)),
             Variant::new("loop", None, move || each_page(bytes, times)),
+            Variant::new("volatile, by page", None, move || pin_pages(bytes, times)),
             Variant::new("volatile", None, move || pin(bytes, times)),
         ];
         let rounds = Rounds::measure(variants, runs * SAMPLES, Order::Same, progress)
@@ -61,18 +63,45 @@ fn refill(bytes: usize, times: u32) -> Result<Sample> {
     Ok(Sample::of(began.elapsed().as_secs_f64() / f64::from(times)))
 }
 
-/// A call for each page, as Chromium's discardable memory does it.
+/// A loop over all pages, as Chromium's discardable memory has it: a word of each
+/// is exchanged to lock it, and again to unlock it, and one call frees the range
+/// lazily.
 fn each_page(bytes: usize, times: u32) -> Result<Sample> {
+    const MARK: u64 = 1;
+    let mapping = Mapping::anonymous(bytes, sys::HUGE_PAGE)?;
+    mapping.huge_pages(false)?;
+    mapping.populate(sys::Access::Write, 1)?;
+    let (start, _) = mapping.as_raw();
+    let words = || {
+        (0..bytes).step_by(sys::page_size()).map(|at| {
+            // SAFETY: the first word of a page of the mapping, which is used as
+            // nothing else.
+            unsafe { AtomicU64::from_ptr(start.add(at).cast()) }
+        })
+    };
+    let began = Instant::now();
+    for _ in 0..times {
+        for word in words() {
+            word.swap(MARK, Ordering::AcqRel);
+        }
+        mapping.advise(sys::Advice::LazyFree)?;
+        for word in words() {
+            std::hint::black_box(word.fetch_or(0, Ordering::AcqRel));
+        }
+    }
+    Ok(Sample::of(began.elapsed().as_secs_f64() / f64::from(times)))
+}
+
+/// A pin for each page.
+fn pin_pages(bytes: usize, times: u32) -> Result<Sample> {
     let region = VolatileRegion::new(bytes)?;
     let page = sys::page_size();
     region.pin_mut(0..bytes)?.fill(1);
     let began = Instant::now();
     for _ in 0..times {
-        let pins = (0..bytes / page)
-            .map(|index| region.pin(index * page..(index + 1) * page))
-            .collect::<std::result::Result<Vec<_>, _>>()?;
-        std::hint::black_box(&pins);
-        drop(pins);
+        for at in (0..bytes).step_by(page) {
+            std::hint::black_box(region.pin(at..at + page)?.is_kept());
+        }
     }
     Ok(Sample::of(began.elapsed().as_secs_f64() / f64::from(times)))
 }
