@@ -4,7 +4,7 @@ mod support;
 
 use support::{Devices, Switches, bench, devices, harness};
 
-const SCENARIOS: [&str; 11] = [
+const SCENARIOS: [&str; 12] = [
     "free",
     "space",
     "scattered",
@@ -16,9 +16,10 @@ const SCENARIOS: [&str; 11] = [
     "pageout",
     "cold",
     "ebizzy",
+    "volatile",
 ];
 
-/// Of ebizzy, no more than shows that it runs.
+/// Of ebizzy and volatile, no more than shows that it runs.
 const LITTLE: [&str; 6] = ["--threads", "1", "--seconds", "0.1", "--chunks", "4"];
 
 fn every_scenario_is_measured_or_named() {
@@ -61,7 +62,7 @@ fn nothing_measured_is_an_empty_array() {
     let ran = bench(&arguments);
     assert!(switches.same());
     // These have sizes of their own.
-    let fixed = ["plan", "small", "ebizzy"];
+    let fixed = ["plan", "small", "ebizzy", "volatile"];
     let result = ran.json();
     let names: Vec<_> = result.as_array().expect("an array").iter().collect();
     assert!(
