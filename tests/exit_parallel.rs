@@ -5,158 +5,26 @@
 //! traces the thread that leaves, stops it at its exit, and reads how much
 //! memory the process still holds.
 
+#[path = "exit_parallel/leaving.rs"]
+mod leaving;
 mod support;
 
 use std::{
     cell::RefCell,
     fs::{self, File},
-    io::{Read as _, Seek as _, SeekFrom, Write as _},
+    io::{Seek as _, SeekFrom, Write as _},
     os::unix::fs::FileExt as _,
     path::PathBuf,
-    process::{self, Child, ExitStatus, Stdio},
-    thread,
+    process, thread,
     time::Duration,
 };
 
+use leaving::*;
 use support::{memory::*, sys};
-
-const HELD: usize = 192 * MIB;
-const CODE: i32 = 42;
 
 // How a role leaves.
 
-fn leave_by(how: &str, code: i32) -> ! {
-    match how {
-        "plain" => process::exit(code),
-        _ => mmzap::exit::parallel(code),
-    }
-}
-
-/// The end of every role: `case` begins with `plain` or `parallel`.
-fn leave() -> ! {
-    leave_with(CODE)
-}
-
-fn leave_with(code: i32) -> ! {
-    sys::name_this_thread("leaver");
-    support::wait_for_parent();
-    let case = support::case();
-    leave_by(case.split(' ').next().expect("a word"), code)
-}
-
 // The parent's side.
-
-fn start(role: &str, case: &str) -> Child {
-    support::child(role, case)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a child")
-}
-
-/// The thread that is about to leave, once it is.
-fn leaver(child: &mut Child) -> i32 {
-    loop {
-        let tasks = fs::read_dir(format!("/proc/{}/task", child.id())).expect("the child");
-        for task in tasks.flatten() {
-            let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-            if name.trim() == "leaver" {
-                return task
-                    .file_name()
-                    .to_string_lossy()
-                    .parse()
-                    .expect("a number");
-            }
-        }
-        assert!(
-            child.try_wait().expect("the child").is_none(),
-            "gone too early"
-        );
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-struct End {
-    status: ExitStatus,
-    said: Vec<u8>,
-    /// Anonymous memory that it held when it came to its exit.
-    held_bytes: usize,
-}
-
-/// Plays a role under the eye of the tracer.
-fn end_of(role: &str, case: &str) -> End {
-    let mut child = start(role, case);
-    let mut out = child.stdout.take().expect("a pipe");
-    let reader = thread::spawn(move || {
-        let mut said = Vec::new();
-        out.read_to_end(&mut said).expect("the child's output");
-        said
-    });
-    let tid = leaver(&mut child);
-    support::needs("ptrace", sys::trace_exit_of(tid));
-    drop(child.stdin.take());
-    let seen = sys::wait_at_exit(tid);
-    let held = status_kib(&tid.to_string(), "RssAnon");
-    if seen.is_ok() {
-        sys::untrace(tid).expect("let go");
-    }
-    let status = child.wait().expect("the child");
-    seen.expect("its exit seen");
-    End {
-        status,
-        said: reader.join().expect("the reader"),
-        held_bytes: held.expect("RssAnon") * 1024,
-    }
-}
-
-impl End {
-    fn gave_back(&self) -> bool {
-        self.held_bytes < HELD / 4
-    }
-
-    fn kept(&self) -> bool {
-        self.held_bytes >= HELD
-    }
-}
-
-/// The status without a tracer, and the output.
-fn plainly_seen(role: &str, case: &str) -> (ExitStatus, Vec<u8>) {
-    let output = support::child(role, case)
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .expect("a child");
-    (output.status, output.stdout)
-}
-
-/// It gives back in one of a few tries: a busy machine may keep a thread from
-/// stopping in time, which is then a plain exit with the same status.
-#[track_caller]
-fn gives_back(role: &str) {
-    for _ in 0..5 {
-        let end = end_of(role, "parallel");
-        assert_eq!(end.status.code(), Some(CODE), "{}", end.status);
-        if end.gave_back() {
-            return;
-        }
-    }
-    panic!("{role} never gave its memory back");
-}
-
-#[track_caller]
-fn leaves_plainly(role: &str) {
-    let end = end_of(role, "parallel");
-    assert_eq!(end.status.code(), Some(CODE), "{}", end.status);
-    assert!(end.kept(), "{} bytes are left", end.held_bytes);
-}
-
-#[track_caller]
-fn ends_well(role: &str, rounds: usize) {
-    for _ in 0..rounds {
-        let (status, _) = plainly_seen(role, "parallel");
-        assert_eq!(status.code(), Some(CODE), "{status}");
-    }
-}
 
 // Roles and their tests, in pairs.
 

@@ -13,8 +13,10 @@ use std::{
 };
 
 use super::{
+    answer::{PinError, PurgePolicy},
+    guards::{Pinned, PinnedMut},
     pressure::PurgeOnPressure,
-    region::{PinError, Pinned, PinnedMut, PurgePolicy, VolatileRegion},
+    region::VolatileRegion,
 };
 use crate::{fork_lock::ForkLock, sys};
 

@@ -52,8 +52,11 @@
 //! gets its own answers. What other threads had pinned at that moment stays pinned
 //! in the child for good.
 
+mod answer;
 mod cache;
 mod faults;
+mod guards;
+mod options;
 mod order;
 mod pins;
 mod pressure;
@@ -61,10 +64,10 @@ mod region;
 mod tagged;
 mod wide;
 
-pub(crate) use faults::stray_faults;
-
+pub use answer::{Answer, PinError, PurgePolicy, Stray};
 pub use cache::{CacheStats, Guard, VolatileCache};
+pub(crate) use faults::stray_faults;
+pub use guards::{Pinned, PinnedMut};
+pub use options::VolatileOptions;
 pub use pressure::PurgeOnPressure;
-pub use region::{
-    Answer, PinError, Pinned, PinnedMut, PurgePolicy, Stray, VolatileOptions, VolatileRegion,
-};
+pub use region::VolatileRegion;

@@ -1,18 +1,20 @@
-//! A region of volatile memory, and the guards of what is pinned in it.
+//! A region of volatile memory.
 
 use std::{
-    error, fmt, io,
-    ops::{Deref, DerefMut, Range},
-    process, slice,
+    fmt, io,
+    ops::Range,
+    process,
     sync::{
         MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
-    thread,
 };
 
 use super::{
+    answer::{Answer, PinError, PurgePolicy},
     faults::Faults,
+    guards::{Held, Pinned, PinnedMut},
+    options::VolatileOptions,
     order::Order,
     pins::{Contents, Hold, Not, Pages, Pins, Run},
     tagged::Tagged,
@@ -27,140 +29,9 @@ use crate::{
     teardown::{PartialFolios, Teardown},
 };
 
-/// What a purge takes with it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PurgePolicy {
-    /// Single pages are lost, and the answer says which.
-    #[default]
-    Page,
-    /// One lost page loses all that is pinned with it: for objects that are of
-    /// no use in parts. Pages that others have pinned meanwhile stay, and the
-    /// answer does not name them.
-    Whole,
-}
-
-/// What happens when memory that was purged is touched without being pinned.
-/// Safe code cannot do that; this is for raw pointers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Stray {
-    /// It reads zero.
-    #[default]
-    ReadsZero,
-    /// The thread gets SIGBUS (userfaultfd(2) and PAGEMAP_SCAN, Linux 6.7). Each
-    /// pin then costs a call into the kernel more. Not in the child of a fork.
-    Faults,
-}
-
-/// What a pin finds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Every byte is as it was when it was unpinned.
-    Kept,
-    /// The bytes of these ranges, whole pages, are zero: they were purged, or
-    /// nothing was written there yet. All others are as they were.
-    Purged(Vec<Range<usize>>),
-}
-
-/// Why nothing was pinned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PinError {
-    /// The range is empty, or not inside of the region.
-    OutOfRange,
-    /// A page of it is pinned for writing, or, where the wish is to write, for
-    /// reading.
-    Held,
-    /// In the child of a fork that happened while another thread used the
-    /// region: it cannot be used there.
-    LostInFork,
-    /// The kernel had no memory for pages that were purged.
-    Kernel(Errno),
-}
-
-impl fmt::Display for PinError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OutOfRange => f.write_str("pin: the range is empty or not inside of the region"),
-            Self::Held => f.write_str("pin: a page is pinned by another; try again when it is not"),
-            Self::LostInFork => f.write_str(
-                "pin: another thread was using the region when this process was forked; make a new one",
-            ),
-            Self::Kernel(errno) => write!(f, "pin: {errno:?}; the range is still volatile"),
-        }
-    }
-}
-
-impl error::Error for PinError {}
-
 /// For how long it is taken for granted that pages cannot be freed lazily, after
 /// all of a range was refused.
 const REFUSED_MICROS: u64 = 1_000_000;
-
-/// How a [`VolatileRegion`] is to be made.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct VolatileOptions {
-    policy: PurgePolicy,
-    stray: Stray,
-}
-
-impl VolatileOptions {
-    /// What a purge takes with it.
-    #[must_use]
-    pub fn purge_policy(mut self, policy: PurgePolicy) -> Self {
-        self.policy = policy;
-        self
-    }
-
-    /// What happens when purged memory is touched without being pinned.
-    #[must_use]
-    pub fn stray(mut self, stray: Stray) -> Self {
-        self.stray = stray;
-        self
-    }
-
-    /// Maps a region of `len` bytes, rounded up to whole pages. It takes no
-    /// memory before it is written, but for 24 bytes of notes for each page.
-    ///
-    /// # Errors
-    /// Those of mmap(2), and `ENOMEM` for the notes. For [`Stray::Faults`] those of
-    /// userfaultfd(2), MADV_POPULATE_WRITE and PAGEMAP_SCAN, whichever the kernel
-    /// lacks: `ENOSYS`, `EINVAL` or `ENOTTY`.
-    pub fn map(self, len: usize) -> io::Result<VolatileRegion> {
-        let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
-        let page = sys::page_bytes();
-        let len = len
-            .max(1)
-            .checked_next_multiple_of(page)
-            .ok_or_else(|| error(sys::ENOMEM))?;
-        let memory = Region::map(len).map_err(error)?;
-        // One written byte would keep a whole huge page. A kernel without huge
-        // pages refuses, and has none.
-        let _ = Linux::plain().advise(memory.range(), Advice::NoHugePage);
-        let faults = match self.stray {
-            Stray::ReadsZero => None,
-            Stray::Faults => Some(Faults::over(memory.range())?),
-        };
-        let region = VolatileRegion {
-            tagged: Tagged::new(memory.range()).ok_or_else(|| error(sys::ENOMEM))?,
-            faults,
-            policy: self.policy,
-            state: ForkLock::new(State {
-                pins: Pins::new(len / page).ok_or_else(|| error(sys::ENOMEM))?,
-                order: Order::default(),
-                unpins: 0,
-                process: process::id(),
-            }),
-            moved: Bell::new(),
-            refused_bytes: AtomicU64::new(0),
-            refused_until: AtomicU64::new(0),
-            memory,
-        };
-        region.state.belongs_here();
-        Ok(region)
-    }
-}
 
 struct State {
     pins: Pins,
@@ -196,6 +67,31 @@ impl fmt::Debug for VolatileRegion {
 }
 
 impl VolatileRegion {
+    /// A region of that memory; `None` without memory for the notes.
+    pub(super) fn over(
+        memory: Region,
+        faults: Option<Faults>,
+        policy: PurgePolicy,
+    ) -> Option<Self> {
+        let region = Self {
+            tagged: Tagged::new(memory.range())?,
+            faults,
+            policy,
+            state: ForkLock::new(State {
+                pins: Pins::new(memory.range().len() / sys::page_bytes())?,
+                order: Order::default(),
+                unpins: 0,
+                process: process::id(),
+            }),
+            moved: Bell::new(),
+            refused_bytes: AtomicU64::new(0),
+            refused_until: AtomicU64::new(0),
+            memory,
+        };
+        region.state.belongs_here();
+        Some(region)
+    }
+
     /// How one is made, with choices.
     #[must_use]
     pub fn options() -> VolatileOptions {
@@ -244,11 +140,7 @@ impl VolatileRegion {
     /// # Errors
     /// [`PinError`]; nothing is pinned then.
     pub fn pin_mut(&self, bytes: Range<usize>) -> Result<PinnedMut<'_>, PinError> {
-        Ok(PinnedMut {
-            held: self.hold(bytes, Hold::Write)?,
-            contents: Contents::Stay,
-            panicking: thread::panicking(),
-        })
+        Ok(PinnedMut::of(self.hold(bytes, Hold::Write)?))
     }
 
     /// Purges up to `bytes` (rounded up to whole pages) that are volatile, those
@@ -422,7 +314,7 @@ impl VolatileRegion {
         }
     }
 
-    fn release(&self, pages: Pages, contents: Contents) {
+    pub(super) fn release(&self, pages: Pages, contents: Contents) {
         let Some(mut state) = self.lock() else {
             return; // in a child that has lost it
         };
@@ -547,147 +439,5 @@ fn runs_of(pages: &[usize]) -> Vec<Pages> {
         .collect()
 }
 
-/// What both guards are made of.
-struct Held<'a> {
-    region: &'a VolatileRegion,
-    bytes: Range<usize>,
-    pages: Pages,
-    answer: Answer,
-}
-
-impl Held<'_> {
-    fn start(&self) -> *mut u8 {
-        (self.region.memory.range().start() + self.bytes.start) as *mut u8
-    }
-}
-
-impl fmt::Debug for Held<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pinned")
-            .field(&self.bytes)
-            .field(&self.answer)
-            .finish()
-    }
-}
-
-/// Bytes that are solid and can be read, until this is dropped.
-#[derive(Debug)]
-pub struct Pinned<'a>(Held<'a>);
-
-impl Pinned<'_> {
-    /// What the pin found.
-    #[must_use]
-    pub fn answer(&self) -> &Answer {
-        &self.0.answer
-    }
-
-    /// Whether every byte is as it was.
-    #[must_use]
-    pub fn is_kept(&self) -> bool {
-        self.0.answer == Answer::Kept
-    }
-}
-
-impl Deref for Pinned<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: mapped and initialised (by the kernel, if by nobody else);
-        // while it is pinned for reading nobody writes to it and the kernel
-        // does not take it.
-        unsafe { slice::from_raw_parts(self.0.start(), self.0.bytes.len()) }
-    }
-}
-
-impl Drop for Pinned<'_> {
-    fn drop(&mut self) {
-        self.0.region.release(self.0.pages.clone(), Contents::Stay);
-    }
-}
-
-/// Bytes that are solid and the holder's alone, until this is dropped.
-#[derive(Debug)]
-pub struct PinnedMut<'a> {
-    held: Held<'a>,
-    contents: Contents,
-    /// Whether a panic was on its way already when this was made.
-    panicking: bool,
-}
-
-impl PinnedMut<'_> {
-    /// What the pin found.
-    #[must_use]
-    pub fn answer(&self) -> &Answer {
-        &self.held.answer
-    }
-
-    /// Whether every byte is as it was.
-    #[must_use]
-    pub fn is_kept(&self) -> bool {
-        self.held.answer == Answer::Kept
-    }
-
-    /// Unpins the pages and gives their memory back: the next pin finds them
-    /// purged.
-    pub fn discard(mut self) {
-        self.contents = Contents::Go;
-    }
-}
-
-impl Deref for PinnedMut<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: as for `Pinned`; pinned for writing, it is the holder's alone.
-        unsafe { slice::from_raw_parts(self.held.start(), self.held.bytes.len()) }
-    }
-}
-
-impl DerefMut for PinnedMut<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the borrow is unique.
-        unsafe { slice::from_raw_parts_mut(self.held.start(), self.held.bytes.len()) }
-    }
-}
-
-impl Drop for PinnedMut<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() && !self.panicking {
-            self.contents = Contents::Go;
-        }
-        let pages = self.held.pages.clone();
-        self.held.region.release(pages, self.contents);
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pin_that_the_kernel_refuses_changes_nothing() {
-        let page = sys::page_bytes();
-        let options = VolatileRegion::options().stray(Stray::Faults);
-        let region = match options.map(8 * page) {
-            Ok(region) => region,
-            Err(error) => return println!("skipped: needs userfaultfd: {error}"),
-        };
-        let refuse = |on| {
-            let faults = region.faults.as_ref().expect("it faults");
-            faults.refuses.store(on, Ordering::Relaxed);
-        };
-        region.pin_mut(0..8 * page).expect("memory").fill(5);
-        let middle = region.pin(3 * page..5 * page).expect("memory");
-        refuse(true);
-        let refused = region.pin(0..8 * page).expect_err("no memory");
-        assert_eq!(refused, PinError::Kernel(sys::ENOMEM));
-        refuse(false);
-        drop(middle);
-        for _ in 0..2 {
-            let all = region.pin_mut(0..8 * page).expect("nobody holds any of it");
-            assert!(all.is_kept() && all.iter().all(|byte| *byte == 5));
-        }
-        // Nothing was forgotten in the order either.
-        assert_eq!(region.purge_now(usize::MAX), 8 * page);
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@ mod exit;
 mod folio;
 mod free;
 mod html;
+mod load;
 mod memory_kind;
 mod naive;
 mod outcome;

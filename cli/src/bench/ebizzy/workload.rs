@@ -3,16 +3,16 @@
 //! free it.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
 use crate::bench::dice::Dice;
-use crate::{smaps, sys};
+use crate::bench::load;
+use crate::smaps;
 
 pub const CHUNK_BYTES: usize = 512 << 10;
 const RECORDS: usize = CHUNK_BYTES / size_of::<u64>();
@@ -45,43 +45,17 @@ pub fn run<A: GlobalAlloc + Sync>(allocator: &A, job: &Job) -> Result<Measured> 
         })
         .collect::<Result<_>>()?;
     let before = smaps::whole_process()?;
-    let faults = sys::page_faults();
-    let stop = AtomicBool::new(false);
-    let records = AtomicU64::new(0);
-    let began = Instant::now();
-    let seconds = thread::scope(|scope| {
-        let threads: Vec<_> = (0..job.threads)
-            .map(|thread| {
-                let (chunks, stop, records) = (&chunks, &stop, &records);
-                scope.spawn(move || {
-                    let mut dice = Dice::new(thread as u64);
-                    let mut done = 0;
-                    while !stop.load(Ordering::Relaxed) {
-                        search(allocator, chunks, &mut dice)?;
-                        done += 1;
-                    }
-                    records.fetch_add(done, Ordering::Relaxed);
-                    anyhow::Ok(())
-                })
-            })
-            .collect();
-        thread::sleep(Duration::from_secs_f64(job.seconds));
-        stop.store(true, Ordering::Relaxed);
-        for thread in threads {
-            match thread.join() {
-                Ok(result) => result?,
-                Err(_) => bail!("a thread of the workload panicked"),
-            }
-        }
-        Ok(began.elapsed().as_secs_f64())
+    let done = load::run(job.threads, job.seconds, |_, dice, records: &mut u64| {
+        search(allocator, &chunks, dice)?;
+        *records += 1;
+        Ok(())
     })?;
-    let faults = sys::page_faults() - faults;
     thread::sleep(SETTLES);
     let after = smaps::whole_process()?;
     Ok(Measured {
-        records: records.into_inner(),
-        seconds,
-        faults,
+        records: done.counts.iter().sum(),
+        seconds: done.seconds,
+        faults: done.faults,
         rss_bytes: after.resident.saturating_sub(before.resident),
         reclaimable_bytes: after.lazy,
     })

@@ -1,9 +1,6 @@
 //! The work itself.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use mmzap::volatile::{VolatileCache, VolatileRegion};
@@ -11,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BLOCK_BYTES, Job, SPARE_BLOCKS, Way, Work, join};
 use crate::bench::dice::Dice;
+use crate::bench::load;
 use crate::sys::{self, Mapping};
 
 const RECORDS: usize = BLOCK_BYTES / size_of::<u64>();
@@ -176,41 +174,19 @@ fn in_threads(
     job: &Job,
     one: impl Fn(usize, &mut Dice, &mut Done) -> Result<()> + Sync,
 ) -> Result<Measured> {
-    let stop = AtomicBool::new(false);
-    let (records, purged) = (AtomicU64::new(0), AtomicU64::new(0));
-    let faults = sys::page_faults();
-    let began = Instant::now();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..job.threads)
-            .map(|thread| {
-                let (one, stop, records, purged) = (&one, &stop, &records, &purged);
-                scope.spawn(move || {
-                    let mut dice = Dice::new(thread as u64);
-                    let mut done = Done::default();
-                    while !stop.load(Ordering::Relaxed) {
-                        one(thread, &mut dice, &mut done)?;
-                        done.records += 1;
-                    }
-                    records.fetch_add(done.records, Ordering::Relaxed);
-                    purged.fetch_add(done.purged, Ordering::Relaxed);
-                    anyhow::Ok(())
-                })
-            })
-            .collect();
-        thread::sleep(Duration::from_secs_f64(job.seconds));
-        stop.store(true, Ordering::Relaxed);
-        for thread in threads {
-            match thread.join() {
-                Ok(result) => result?,
-                Err(_) => bail!("a thread of the workload panicked"),
-            }
-        }
-        Ok(())
-    })?;
+    let done = load::run(
+        job.threads,
+        job.seconds,
+        |thread, dice, counts: &mut Done| {
+            one(thread, dice, counts)?;
+            counts.records += 1;
+            Ok(())
+        },
+    )?;
     Ok(Measured {
-        records: records.into_inner(),
-        seconds: began.elapsed().as_secs_f64(),
-        faults: sys::page_faults() - faults,
-        purged: purged.into_inner(),
+        records: done.counts.iter().map(|counts| counts.records).sum(),
+        seconds: done.seconds,
+        faults: done.faults,
+        purged: done.counts.iter().map(|counts| counts.purged).sum(),
     })
 }
