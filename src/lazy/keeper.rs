@@ -74,8 +74,10 @@ impl Cache {
                 self.wait(anything, stop);
                 continue;
             };
-            // Runs that come meanwhile are due later than this one.
+            // Runs that come meanwhile are due later than this one. The clock is
+            // read again: on a busy machine doing what was due can take long.
             let delay = self.delay_micros.load(Ordering::Relaxed);
+            let now = sys::thread::monotonic_micros();
             let due = since.saturating_add(delay).saturating_sub(now);
             thread::sleep(Duration::from_micros(due.clamp(200, micros(LOOK))));
         }
