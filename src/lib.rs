@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 mod alloc;
+pub mod cgroup;
 mod crew;
 mod doctor;
 mod error;

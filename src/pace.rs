@@ -61,21 +61,41 @@ pub(crate) struct Step {
     pub(crate) helped: bool,
 }
 
-/// How much work one thread does alone, before others are asked for help; once
-/// they are there, [`ALONE`] is enough for them to stay.
+/// How one thread goes on alone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Alone(Duration);
+pub(crate) struct Alone {
+    /// How much work it does before others are asked for help; once they are
+    /// there, [`ALONE`] is enough for them to stay.
+    work: Duration,
+    batch: Duration,
+}
 
 impl Alone {
     pub(crate) fn before_help(operation: Operation) -> Self {
-        Self(match operation {
+        let work = match operation {
             Operation::LazyFree => ALONE_LAZILY,
             _ => ALONE,
-        })
+        };
+        Self {
+            work,
+            // Nobody to wait for; it still serves cancellation.
+            batch: BATCH_MAX * BATCHES_PER_THREAD,
+        }
     }
 
-    pub(crate) fn with_help() -> Self {
-        Self(ALONE)
+    pub(crate) fn helped(self) -> Self {
+        Self {
+            work: ALONE,
+            ..self
+        }
+    }
+
+    /// With short batches, for a thread that rests after each.
+    pub(crate) fn resting(self) -> Self {
+        Self {
+            batch: BATCH_MAX,
+            ..self
+        }
     }
 }
 
@@ -98,11 +118,9 @@ pub(crate) fn next(
     }
     let nanos_per_byte = took.as_secs_f64() * 1e9 / done_bytes.max(1) as f64;
     let left_nanos = left_bytes as f64 * nanos_per_byte;
-    if width <= 1 || left_nanos < alone.0.as_nanos() as f64 {
-        // No others to wait for; long batches still serve cancellation.
-        let longest = BATCH_MAX.as_nanos() as f64 * f64::from(BATCHES_PER_THREAD);
+    if width <= 1 || left_nanos < alone.work.as_nanos() as f64 {
         return Step {
-            batch_bytes: bytes_in(longest, nanos_per_byte),
+            batch_bytes: bytes_in(alone.batch.as_nanos() as f64, nanos_per_byte),
             helped: false,
         };
     }
@@ -113,6 +131,12 @@ pub(crate) fn next(
         batch_bytes: bytes_in(nanos, nanos_per_byte),
         helped: true,
     }
+}
+
+/// The time that `bytes` take if they go like others did.
+pub(crate) fn time_of(bytes: usize, others: usize, took: Duration) -> Duration {
+    let secs = took.as_secs_f64() * (bytes as f64 / others.max(1) as f64);
+    Duration::try_from_secs_f64(secs).unwrap_or(Duration::MAX)
 }
 
 fn bytes_in(nanos: f64, nanos_per_byte: f64) -> usize {
@@ -128,6 +152,11 @@ mod tests {
 
     const GIB: usize = 1 << 30;
 
+    const HELPED: Alone = Alone {
+        work: ALONE,
+        batch: BATCH_MAX,
+    };
+
     /// The time that `bytes` take at a pace in GiB/s.
     fn at(gib_per_s: f64, bytes: usize) -> Duration {
         Duration::from_secs_f64(bytes as f64 / GIB as f64 / gib_per_s)
@@ -136,13 +165,7 @@ mod tests {
     #[test]
     fn four_kib_pages_go_in_batches_of_64_to_128_mib() {
         for gib_per_s in [15.0, 38.0] {
-            let step = next(
-                FIRST_BYTES,
-                at(gib_per_s, FIRST_BYTES),
-                8 * GIB,
-                2,
-                Alone::with_help(),
-            );
+            let step = next(FIRST_BYTES, at(gib_per_s, FIRST_BYTES), 8 * GIB, 2, HELPED);
             assert!(step.helped);
             assert!(
                 (56 << 20..=160 << 20).contains(&step.batch_bytes),
@@ -158,7 +181,7 @@ mod tests {
         while left > 0 {
             bytes = bytes.min(left);
             left -= bytes;
-            let step = next(bytes, at(gib_per_s, bytes), left, 2, Alone::with_help());
+            let step = next(bytes, at(gib_per_s, bytes), left, 2, HELPED);
             bytes = step.batch_bytes;
             steps.push(step);
         }
@@ -177,7 +200,7 @@ mod tests {
         let ten_ms = |alone| next(GIB, at(100.0, GIB), GIB, 2, alone).helped;
         assert!(!ten_ms(Alone::before_help(Operation::LazyFree)));
         assert!(ten_ms(Alone::before_help(Operation::Discard)));
-        assert!(ten_ms(Alone::with_help()));
+        assert!(ten_ms(HELPED));
     }
 
     #[test]
@@ -186,23 +209,14 @@ mod tests {
         assert!(steps.iter().all(|step| !step.helped));
         assert_eq!(steps[4].batch_bytes, BATCH_BYTES_MAX);
         // The first call of a kind can take as long as the whole job.
-        assert!(
-            !next(
-                FIRST_BYTES,
-                Duration::from_micros(40),
-                GIB,
-                2,
-                Alone::with_help()
-            )
-            .helped
-        );
-        assert!(!next(FIRST_BYTES, Duration::ZERO, GIB, 2, Alone::with_help()).helped);
+        assert!(!next(FIRST_BYTES, Duration::from_micros(40), GIB, 2, HELPED).helped);
+        assert!(!next(FIRST_BYTES, Duration::ZERO, GIB, 2, HELPED).helped);
     }
 
     proptest! {
         #[test]
         fn every_answer_is_within_bounds(done in any::<usize>(), nanos in any::<u32>(), left in any::<usize>(), width in 0usize..1000) {
-            let step = next(done, Duration::from_nanos(nanos.into()), left, width, Alone::with_help());
+            let step = next(done, Duration::from_nanos(nanos.into()), left, width, HELPED);
             prop_assert!((BATCH_BYTES_MIN..=BATCH_BYTES_MAX).contains(&step.batch_bytes));
             prop_assert!(!step.helped || width > 1);
         }

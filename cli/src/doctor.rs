@@ -71,7 +71,7 @@ impl Limits {
     fn read() -> Self {
         let number = |path| trimmed(path)?.parse::<u64>().ok();
         let affinity_cpus = affinity_cpus();
-        let quota = crate::cgroup::cpu_quota();
+        let quota = mmzap::cgroup::cpu_quota();
         let overcommit_memory = number("/proc/sys/vm/overcommit_memory");
         Limits {
             default_max_active: mmzap::default_max_active(),

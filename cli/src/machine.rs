@@ -3,10 +3,11 @@
 use std::fs;
 
 use anyhow::Result;
+use mmzap::cgroup;
 use serde::Serialize;
 
 use crate::memory::Meminfo;
-use crate::{cgroup, sys};
+use crate::sys;
 
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {

@@ -2,7 +2,6 @@
 //! what this kernel and this sandbox allow.
 
 mod bench;
-mod cgroup;
 mod cpu_time;
 mod doctor;
 mod frames;

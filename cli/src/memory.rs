@@ -3,9 +3,10 @@
 use std::fs;
 
 use anyhow::{Context, Result};
+use mmzap::cgroup;
 
+use crate::size;
 use crate::unavailable::Unavailable;
-use crate::{cgroup, size};
 
 /// What a bench needs beside the memory it asks for: stacks, buffers, the
 /// kernel's lists per CPU. Less risks the out-of-memory killer, more refuses

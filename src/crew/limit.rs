@@ -6,10 +6,14 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread::LocalKey,
     time::{Duration, Instant},
 };
 
-use crate::sys::{affinity::Cpus, cores};
+use crate::{
+    cgroup,
+    sys::{affinity::Cpus, cores},
+};
 
 /// The bound on the threads that give memory back at once, the caller among
 /// them.
@@ -74,15 +78,30 @@ pub fn default_max_active() -> usize {
 /// 4 MiB.
 pub(crate) fn recent_max_active() -> usize {
     thread_local! {
-        static RECENT: Cell<Option<(Instant, usize)>> = const { Cell::new(None) };
+        static WIDTH: Recent<usize> = const { Cell::new(None) };
     }
+    recent(&WIDTH, default_max_active)
+}
+
+/// [`cgroup::cpu_quota`] as it was at most [`FRESH`] ago.
+pub(crate) fn recent_cpu_quota() -> Option<f64> {
+    thread_local! {
+        static QUOTA: Recent<Option<f64>> = const { Cell::new(None) };
+    }
+    recent(&QUOTA, cgroup::cpu_quota)
+}
+
+/// What was found, and when.
+type Recent<T> = Cell<Option<(Instant, T)>>;
+
+fn recent<T: Copy>(known: &'static LocalKey<Recent<T>>, find: impl FnOnce() -> T) -> T {
     let now = Instant::now();
-    match RECENT.get() {
-        Some((found, width)) if now.duration_since(found) < FRESH => width,
+    match known.get() {
+        Some((found, value)) if now.duration_since(found) < FRESH => value,
         _ => {
-            let width = default_max_active();
-            RECENT.set(Some((now, width)));
-            width
+            let value = find();
+            known.set(Some((now, value)));
+            value
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     sys::{affinity::Cpus, thread},
 };
 pub use limit::{MaxActive, default_max_active, physical_cores};
-pub(crate) use limit::{callers_cpus, recent_max_active};
+pub(crate) use limit::{callers_cpus, recent_cpu_quota, recent_max_active};
 #[cfg(feature = "rayon")]
 pub(crate) use rayon_pool::Borrowed;
 

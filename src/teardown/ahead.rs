@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Cancel, Report};
+use super::{Cancel, Report, restraint::Restraint};
 use crate::{
     gather::BOUNDARY_BYTES,
     operation::Operation,
@@ -26,6 +26,8 @@ pub(super) struct Ahead {
     pub(super) batch_bytes: usize,
     /// The piece that showed that helpers are of use, and what it took.
     pub(super) telling: Option<(usize, Duration)>,
+    /// How the caller holds back, also in the job.
+    pub(super) restraint: Restraint,
 }
 
 impl Ahead {
@@ -36,6 +38,7 @@ impl Ahead {
             rest: None,
             batch_bytes: pace::FIRST_BYTES,
             telling: None,
+            restraint: Restraint::begin(),
         }
     }
 
@@ -74,7 +77,14 @@ impl Ahead {
             ahead.rest = after;
             progress(ahead.done_bytes);
             let left = after.map_or(0, |rest| rest.len());
-            let step = pace::next(piece.len(), took, left, width(), alone);
+            ahead.restraint.rest(pace::time_of(left, piece.len(), took));
+            let step = pace::next(
+                piece.len(),
+                took,
+                left,
+                width(),
+                ahead.restraint.hold(alone),
+            );
             ahead.batch_bytes = step.batch_bytes;
             ahead.telling = step.helped.then_some((piece.len(), took));
         }

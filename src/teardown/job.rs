@@ -32,6 +32,9 @@ pub(super) trait Plan: Iterator<Item = Planned> {
     /// Told how long a batch of the caller's took; answers whether helpers
     /// would be of use for what is left, if there can be `width` threads.
     fn pace(&mut self, batch_bytes: usize, took: Duration, width: usize) -> bool;
+
+    /// Told the same where the caller works alone: it may take a rest.
+    fn rest(&mut self, _batch_bytes: usize, _took: Duration) {}
 }
 
 /// How many threads a job may have.

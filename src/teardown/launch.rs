@@ -7,6 +7,7 @@ use super::{
     DIRECT_BYTES, Progress, Teardown,
     ahead::Ahead,
     job::{self, Orders, Width},
+    restraint::Restraint,
     total,
 };
 use crate::{
@@ -73,6 +74,7 @@ impl Teardown<'_> {
                 left_bytes: total - ahead.done_bytes,
                 fixed: self.batch_bytes.is_some(),
                 alone: Alone::before_help(operation),
+                restraint: ahead.restraint,
             };
             let orders = Orders {
                 operation,
@@ -122,8 +124,8 @@ struct Paced<R, M> {
     left_bytes: usize,
     /// The user has chosen the size of a batch.
     fixed: bool,
-    /// How much work is no reason to ask for help.
     alone: Alone,
+    restraint: Restraint,
 }
 
 impl<R: Iterator<Item = PageRange>, M: Mappings> Iterator for Paced<R, M> {
@@ -142,13 +144,19 @@ impl<R: Iterator<Item = PageRange>, M: Mappings> Iterator for Paced<R, M> {
 
 impl<R: Iterator<Item = PageRange>, M: Mappings> job::Plan for Paced<R, M> {
     fn pace(&mut self, batch_bytes: usize, took: Duration, width: usize) -> bool {
-        let step = pace::next(batch_bytes, took, self.left_bytes, width, self.alone);
+        let alone = self.restraint.hold(self.alone);
+        let step = pace::next(batch_bytes, took, self.left_bytes, width, alone);
         if step.helped {
-            self.alone = Alone::with_help();
+            self.alone = self.alone.helped();
         }
         if !self.fixed {
             self.gather.set_batch_bytes(step.batch_bytes);
         }
         step.helped || (self.fixed && width > 1)
+    }
+
+    fn rest(&mut self, batch_bytes: usize, took: Duration) {
+        self.restraint
+            .rest(pace::time_of(self.left_bytes, batch_bytes, took));
     }
 }

@@ -8,6 +8,7 @@ mod inward;
 mod job;
 mod launch;
 mod no_collapse;
+mod restraint;
 mod shelves;
 mod unmap;
 

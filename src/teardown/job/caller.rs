@@ -90,6 +90,9 @@ impl<'a, K: Kernel + Send + 'static> Caller<'a, K> {
                 // The callback may change the width: the next step knows.
                 let done_bytes = self.job.tally().done_bytes; // unlocked again
                 progress(done_bytes);
+                if !self.asked {
+                    plan.rest(batch.bytes(), took);
+                }
                 self.learn(plan, batch.bytes(), took);
             }
         }
