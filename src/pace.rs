@@ -67,6 +67,7 @@ pub(crate) struct Alone {
     /// How much work it does before others are asked for help; once they are
     /// there, [`ALONE`] is enough for them to stay.
     work: Duration,
+    /// How long its batches last.
     batch: Duration,
 }
 

@@ -31,35 +31,33 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Not a step.
-    pub(super) fn none() -> Self {
+    /// Not a step yet; `range` is the whole job, if the caller may go ahead.
+    pub(super) fn of(range: Option<PageRange>, restraint: Restraint) -> Self {
         Self {
             done_bytes: 0,
-            rest: None,
+            rest: range,
             batch_bytes: pace::FIRST_BYTES,
             telling: None,
-            restraint: Restraint::begin(),
+            restraint,
         }
     }
 
-    /// Goes ahead on `range`; `width` says how many threads may work.
+    /// Goes ahead; `width` says how many threads may work.
     pub(super) fn go<K: Kernel>(
+        &mut self,
         kernel: &K,
         operation: Operation,
-        range: PageRange,
         width: impl Fn() -> usize,
         cancel: &Cancel,
         progress: &mut dyn FnMut(usize),
         report: &mut Report,
-    ) -> Self {
-        let mut ahead = Self::none();
-        ahead.rest = Some(range);
+    ) {
         let alone = Alone::before_help(operation);
-        while let Some(now) = ahead.rest
-            && ahead.telling.is_none()
+        while let Some(now) = self.rest
+            && self.telling.is_none()
             && !cancel.is_cancelled()
         {
-            let at = now.cut_point(ahead.batch_bytes, BOUNDARY_BYTES);
+            let at = now.cut_point(self.batch_bytes, BOUNDARY_BYTES);
             let (Some(piece), after) = now.split_at(at) else {
                 break;
             };
@@ -73,22 +71,15 @@ impl Ahead {
             }
             let took = began.elapsed();
             report.batches += 1;
-            ahead.done_bytes += piece.len();
-            ahead.rest = after;
-            progress(ahead.done_bytes);
+            self.done_bytes += piece.len();
+            self.rest = after;
+            progress(self.done_bytes);
             let left = after.map_or(0, |rest| rest.len());
-            ahead.restraint.rest(pace::time_of(left, piece.len(), took));
-            let step = pace::next(
-                piece.len(),
-                took,
-                left,
-                width(),
-                ahead.restraint.hold(alone),
-            );
-            ahead.batch_bytes = step.batch_bytes;
-            ahead.telling = step.helped.then_some((piece.len(), took));
+            self.restraint.rest(pace::time_of(left, piece.len(), took));
+            let step = pace::next(piece.len(), took, left, width(), self.restraint.hold(alone));
+            self.batch_bytes = step.batch_bytes;
+            self.telling = step.helped.then_some((piece.len(), took));
         }
-        report.bytes_done += ahead.done_bytes;
-        ahead
+        report.bytes_done += self.done_bytes;
     }
 }

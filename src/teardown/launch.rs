@@ -48,18 +48,15 @@ impl Teardown<'_> {
             [only] if self.batch_bytes.is_none() => Some(only),
             _ => None,
         };
-        let ahead = alone.map_or_else(Ahead::none, |only| {
-            let cancel = &self.cancel;
-            Ahead::go(
-                &kernel,
-                operation,
-                only,
-                may_have,
-                cancel,
-                &mut progress,
-                report,
-            )
-        });
+        let mut ahead = Ahead::of(alone, Restraint::begin(cpu));
+        ahead.go(
+            &kernel,
+            operation,
+            may_have,
+            &self.cancel,
+            &mut progress,
+            report,
+        );
         let rest = alone.map_or(pages, |_| ahead.rest.as_slice());
         if !rest.is_empty() {
             let most = match &width {

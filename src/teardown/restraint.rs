@@ -2,9 +2,9 @@
 //!
 //! A thread that never rests uses the quota of a period up at its beginning,
 //! and then every thread of the control group stands still until the period
-//! ends: half of the time where the quota is half a CPU. A job that rests a
-//! little after each batch takes no longer, since it is the quota that it waits
-//! for either way, and the others run.
+//! ends, or for several periods where the kernel lets a long call run on. A job
+//! that rests a little after each batch waits for its quota as well, in pieces,
+//! and the others run meanwhile (docs/measurements.md has what that costs).
 
 use std::{
     thread,
@@ -35,7 +35,6 @@ pub(super) struct Restraint {
     cpu_before: Duration,
 }
 
-#[derive(Clone, Copy)]
 enum Quota {
     /// Not yet of interest.
     Unknown,
@@ -46,11 +45,12 @@ enum Quota {
 }
 
 impl Restraint {
-    pub(super) fn begin() -> Self {
+    /// For a job that begins now, when the calling thread has used `cpu_before`.
+    pub(super) fn begin(cpu_before: Duration) -> Self {
         Self {
             quota: Quota::Unknown,
             began: Instant::now(),
-            cpu_before: cpu_time(),
+            cpu_before,
         }
     }
 
@@ -66,7 +66,7 @@ impl Restraint {
     /// of the job will take.
     pub(super) fn rest(&mut self, left: Duration) {
         if let Quota::Ample = self.quota {
-            return;
+            return; // for the rest of the job: quotas are not set within seconds
         }
         let used = cpu_time().saturating_sub(self.cpu_before);
         if used <= FREELY || left <= FREELY {
